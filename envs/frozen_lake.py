@@ -4,6 +4,11 @@ The map is part of the state. Its distribution is that of Gymnasium's `generate_
 but the start (top left) and the goal (bottom right) is a hole with probability 0.2, given that a path
 of safe tiles joins the two. Dynamics are those of Gymnasium's FrozenLake-v1; walls stop the player.
 
+    P _ _ _      0  1  2  3      a cell is row * size + column
+    _ O _ O      4  5  6  7      P player, who starts on cell 0
+    _ _ _ O      8  9 10 11      O hole
+    O _ _ G     12 13 14 15      G goal, the last cell
+
 Up to size 4 a reset draws from a table of all maps (Walker's alias method: two random words, one
 look-up, no loop); larger boards draw candidate maps until one is solvable.
 
@@ -51,7 +56,7 @@ class FrozenLakeState(environment.EnvState):
 
 
 def move(position: jax.Array, direction: jax.Array, size: int) -> jax.Array:
-    """Where one step in `direction` leads: int32 []. The border stops the player."""
+    """Moves one cell in `direction`; the border stops the player. Cell indices, int32 [] -> int32 []."""
     rows, columns = grid_text.offset(direction)
     row = jnp.clip(position // size + rows, 0, size - 1)
     column = jnp.clip(position % size + columns, 0, size - 1)
@@ -64,7 +69,10 @@ def slip_directions(action: jax.Array) -> jax.Array:
 
 
 def outcome(state: FrozenLakeState, direction: jax.Array, size: int) -> tuple[FrozenLakeState, jax.Array, jax.Array]:
-    """(next state, reward, terminated) of sliding in `direction`. Holes and the goal are absorbing, with reward 0."""
+    """Slides one cell in `direction`: (next state, reward float32 [], terminated bool []).
+
+    Holes and the goal are absorbing, with reward 0.
+    """
     goal = size * size - 1
     ended = state.holes[state.position] | (state.position == goal)
     position = jnp.where(ended, state.position, move(state.position, direction, size))
@@ -89,6 +97,8 @@ def solvable(holes: jax.Array, size: int) -> jax.Array:
 
 def held_out(xp, holes):
     """Whether a map is held out: bool [..., N] -> bool [...], with numpy or jax.numpy as `xp`."""
+    # A hash of the holes modulo 2^32: odd multiples of Knuth's constant, then a xorshift and a product with a prime of
+    # xxHash; its top three bits are 0 for an eighth of all maps.
     weights = ((2 * np.arange(holes.shape[-1]) + 1) * 2654435761 % 2**32).astype(np.uint32)
     mixed = xp.sum(xp.where(holes, weights, np.uint32(0)), axis=-1, dtype=np.uint32)
     return ((mixed ^ mixed >> 15) * np.uint32(2246822519) >> 29 == 0) & (holes.sum(-1) >= 2)
@@ -118,7 +128,7 @@ def map_table(size: int, hole_probability: float, maps: str = "all") -> np.ndarr
     Raises:
       ValueError: no map is solvable and of this set.
     """
-    inner = size * size - 2
+    inner = size * size - 2  # start and goal are never holes
     codes = np.arange(2**inner)
     holes = np.zeros((len(codes), size * size), bool)
     holes[:, 1:-1] = codes[:, None] >> np.arange(inner) & 1
@@ -163,11 +173,12 @@ def _solvable(holes: np.ndarray, size: int) -> np.ndarray:
 
 
 def _alias_table(probability: np.ndarray) -> np.ndarray:
-    """Vose's construction: float64 [M] -> uint32 [M, 2]."""
-    share = probability * len(probability)
+    """Vose's construction of an alias table: probabilities, float64 [M] -> (threshold, alias), uint32 [M, 2]."""
+    share = probability * len(probability)  # 1 where a row's own probability just fills it
     keep, alias = np.ones_like(share), np.arange(len(share))
     small, large = list(np.flatnonzero(share < 1)), list(np.flatnonzero(share >= 1))
     while small and large:
+        # A row that is not full is filled up from a larger one, its alias.
         lesser, greater = small.pop(), large.pop()
         keep[lesser], alias[lesser] = share[lesser], greater
         share[greater] -= 1 - share[lesser]
@@ -207,7 +218,7 @@ class FrozenLake(DiscreteGame):
         tiles = self.size * self.size
         if self.size <= _TABLE_SIZE:
             table = jnp.asarray(map_table(self.size, self.hole_probability, self.maps))
-            words = jax.random.bits(key, (2,), jnp.uint32)
+            words = jax.random.bits(key, (2,), jnp.uint32)  # one chooses the row, one between the row and its alias
             row = words[0] % len(table)
             code = jnp.where(words[1] < table[row, 0], row, table[row, 1])
             bits = code >> np.arange(tiles - 2, dtype=np.uint32) & 1

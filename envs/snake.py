@@ -14,6 +14,16 @@ to enter it is to die. The engine's own start sometimes overlaps heads and apple
 
 Bounds: a snake of `max_length` cells still earns for apples but grows no more. An apple that finds no
 empty cell disappears.
+
+A cell is row * size + column. A snake is stored as the age of each cell, so that a move needs no queue: the head has
+the snake's length, the tail 1, and a step without an apple subtracts 1 everywhere.
+
+    a snake of 4 cells eats an apple (A) and grows, then moves right:
+
+    . . . . .        . . . . .        . . . . .
+    . 3 4 A .   ->   . 3 4 5 .   ->   . 2 3 4 5
+    . 2 . . .        . 2 . . .        . 1 . . .
+    . 1 . . .        . 1 . . .        . . . . .
 """
 
 from __future__ import annotations
@@ -104,6 +114,7 @@ def random_cell(word: jax.Array, rows: jax.Array, width: int) -> jax.Array:
     """A uniformly random set bit of packed rows, from one uint32 word: int32 [], R * width if there is none."""
     row_numbers = np.arange(rows.shape[0])
     per_row = jax.lax.population_count(rows).astype(jnp.int32)
+    # The cell is the `rank`-th set bit: first the row that holds it, then the column, both by counting bits.
     rank = (word % jnp.maximum(per_row.sum(), 1).astype(jnp.uint32)).astype(jnp.int32)
     until_row = jnp.where(np.tri(len(row_numbers), dtype=bool), per_row, 0).sum(1)
     row = (until_row <= rank).sum(dtype=jnp.int32)
@@ -144,14 +155,18 @@ def advance(
       (state, ate, died): after the moves; bool [2] who ate and who died in them.
     """
     cells = np.arange(size * size)
+    # 1. Where the heads go; both look at the board before the moves.
     cell, inside = targets(state.head, actions, size)
     occupied = (state.ages > 0).any(0)
     playing = state.alive.all()
+    # 2. Who dies: off the board, on a covered cell, or head to head.
     died = playing & (~inside | occupied[cell] | (inside.all() & (cell[YOU] == cell[ENEMY])))
     moves = playing & ~died
+    # 3. Who eats, and grows.
     ate = moves & state.apples[cell]
     grows = ate & (state.length < max_length)
     length = state.length + grows
+    # 4. Tails move, except of those that grow; 5. heads enter their cells; 6. eaten apples go.
     ages = state.ages - ((moves & ~grows)[:, None] & (state.ages > 0)).astype(jnp.int8)
     entered = cells == cell[:, None]
     state = state.replace(
@@ -167,6 +182,7 @@ def advance(
 
 def respawn(state: SnakeState, ate: jax.Array, words: jax.Array, size: int) -> SnakeState:
     """One new apple for each true `ate` [2], on uniformly random empty cells, from uint32 words [2]."""
+    # The second apple is drawn from the cells that the first one leaves: its bit is cleared from the packed rows.
     cells = np.arange(size * size)
     empty = pack(~((state.ages > 0).any(0) | state.apples), size)
     yours = jnp.where(ate[YOU], random_cell(words[YOU], empty, size), -1)
@@ -249,7 +265,7 @@ class Snake(DiscreteGame):
         for snake, prefix in ((YOU, ""), (ENEMY, "enemy_")):
             x, y = grid_text.xy(state.head[snake], self.size)
             result[f"{prefix}head_x"], result[f"{prefix}head_y"] = x, y
-            ages = state.length[snake] - 1 - np.arange(self.max_length - 1)
+            ages = state.length[snake] - 1 - np.arange(self.max_length - 1)  # from neck to tail
             segments = jnp.argmax(state.ages[snake] == jnp.maximum(ages, 1)[:, None], axis=1).astype(jnp.int32)
             x, y = grid_text.xy(segments, self.size)
             result[f"{prefix}segment_x"], result[f"{prefix}segment_y"] = x, y

@@ -32,7 +32,7 @@ SURE = {"bad": 0.9, "good": 0.95, "per_step": 0.04, "least": 0.5}
 
 
 class Aim(NamedTuple):
-    """What the next part of the mission is about: slots of the objects that will do, its name, what to do with it."""
+    """The next part of the mission: slots of the objects that fit it, their name, and what to do with one of them."""
 
     slots: tuple[int, ...]
     name: str
@@ -40,10 +40,13 @@ class Aim(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A step in an episode, and what is known after it.
+    """A step in an episode.
 
-    before, after: states on the host. action: its id. visible: bool [9], what is seen after it. place: int [9], index
-    into `PLACES`. known: slots seen until before the step. d_before, d_after: lengths of the shortest plans.
+    before, after: states on the host.
+    action: its id.
+    visible: bool [9], which objects are seen after it. place: int [9], their cells of the view, indices into `PLACES`.
+    discovered: slots of the objects seen before the step.
+    d_before, d_after: steps of the shortest plans before and after it.
     """
 
     before: rules.BabyAIState
@@ -88,17 +91,17 @@ def won(state: rules.BabyAIState) -> bool:
 
 
 def sees(moment: Moment) -> tuple[str, bool]:
-    """Where the aim is -> (a sentence, whether the agent knows).
+    """Says where the aim is: (a sentence, whether the agent knows).
 
     The place follows the name as it does in an observation, so that a small model can look it up there: after
     "The green key is" one of a million weights named the place of another thing.
     """
     target = aim(moment.after)
-    places = sorted(
-        (int(moment.place[s]) % 7 * -1, PLACES[int(moment.place[s])]) for s in target.slots if moment.visible[s]
-    )
+    places = [int(moment.place[slot]) for slot in target.slots if moment.visible[slot]]
     if places:
-        return f"Next: {target.name}{places[0][1]}.", True
+        # The nearest by steps forward: a place is 7 * column + row, and row 6 is the agent's. Ties go by the words.
+        nearest = min(places, key=lambda place: (-(place % 7), PLACES[place]))
+        return f"Next: {target.name}{PLACES[nearest]}.", True
     if moment.discovered & set(target.slots):
         return f"Next: {target.name} out of view.", True
     return f"Next: {target.name} not seen yet.", False

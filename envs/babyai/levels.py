@@ -62,6 +62,7 @@ def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:
 
     In "open door" the agent and a key of the door's colour are in one room, the other things in either.
     """
+    # One draw of non-negative int32 words for everything: 8 kinds and colours, 9 places, 6 single choices.
     words = (jax.random.bits(key, (_THINGS + rules.NUM_OBJECTS + 6,)) >> 1).astype(jnp.int32)
     for_things, for_places = words[:_THINGS], words[_THINGS:-6]
     side, for_a, for_b, for_door, for_colour, for_direction = words[-6:]
@@ -72,6 +73,8 @@ def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:
     kinds = jnp.append(jnp.where(opening & first, rules.KEY, kinds), jnp.where(opening, rules.DOOR, 0))
     colours = jnp.append(jnp.where(opening & first, colour, colours), jnp.where(opening, colour, 0))
 
+    # Places count the inner cells of both rooms, column by column: 0..35 in the agent's, 36..71 in the other. The first
+    # is the agent's, the second the key's.
     places = jnp.stack(_distinct(for_places, jnp.where(opening, 2 * _ROOM_CELLS, _ROOM_CELLS)))
     mirrored = opening & (side % 2 == 1)  # the agent's room is the right one
     x = 1 + places % _ROOM_CELLS // _SIDE + jnp.where((places >= _ROOM_CELLS) ^ mirrored, rules.ROOM, 0)
@@ -142,6 +145,7 @@ def acceptable(state: BabyAIState) -> jax.Array:
 
 def reachable(state: BabyAIState) -> jax.Array:
     """Whether the agent could get next to every object without moving any; doors count as open: bool []."""
+    # Rows of cells as integers, bit x for column x; a flood fill spreads them by shifts.
     y = np.arange(rules.HEIGHT)
     inner = (1 << rules.ROOM) - 2 | jnp.where(
         state.mission == rules.OPEN_DOOR, (1 << rules.WIDTH - 1) - (2 << rules.ROOM), 0

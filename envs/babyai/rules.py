@@ -3,7 +3,17 @@
 Everything is computed from a short list of objects; no grid is stored. All missions share one world of 15 columns and
 8 rows: two rooms side by side with a wall between them at x = 7. In missions of one room the right room is solid wall,
 which looks like minigrid's outside of the grid. Numbers for kinds, colours, door states, directions and actions are
-minigrid's. Coordinates: x to the right, y downwards.
+minigrid's. Coordinates: x to the right, y downwards. A cell is y * WIDTH + x.
+
+      x 0             7             14       what the agent sees, 7x7 cells, 7 * column + row:
+    y 0 # # # # # # # # # # # # # # #
+        # . . . . . . # . . . . . . #         0  7 14 21 28 35 42     row 0, the farthest
+        # . . k . . . # . . b . . . #         1  8 15 22 29 36 43
+        # . . . . . . D . . . . . . #         .  .  .  .  .  .  .
+        # . . . > . . # . . . . . . #         5 12 19 26 33 40 47
+        # . . . . . . # . . . . . . #         6 13 20 27 34 41 48     27 = HERE, the agent, who looks up
+        # . . . . . . # . . . . . . #
+      7 # # # # # # # # # # # # # # #
 """
 
 from __future__ import annotations
@@ -107,6 +117,7 @@ def success(state: BabyAIState) -> jax.Array:
 def step(state: BabyAIState, action: jax.Array) -> BabyAIState:
     """The state after an action. A fulfilled mission stays fulfilled; the world goes on."""
     slots = np.arange(NUM_OBJECTS)
+    # 1. What stands in the cell in front.
     fx, fy = front(state)
     here = (state.xs == fx) & (state.ys == fy)  # at most one
     occupied = here.any()
@@ -114,6 +125,7 @@ def step(state: BabyAIState, action: jax.Array) -> BabyAIState:
     free = ~occupied & ~wall(fx, fy, state.mission)
     is_carried = slots == state.carrying
 
+    # 2. Which of the six actions has an effect; at most one has.
     turn = (action == TURN_RIGHT) * 1 - (action == TURN_LEFT) * 1
     go = (action == FORWARD) & (free | (is_door & (state.door == OPEN)))
     pick = (action == PICK_UP) & occupied & ~is_door & (state.carrying < 0)
@@ -123,6 +135,7 @@ def step(state: BabyAIState, action: jax.Array) -> BabyAIState:
     toggled = jnp.where(state.door == LOCKED, jnp.where(key, OPEN, LOCKED), jnp.where(state.door == OPEN, CLOSED, OPEN))
     removed = here & (pick | (use & (state.kinds == BOX)))  # an opened box holds nothing and is gone
 
+    # 3. The new world, 4. and whether an instruction is done in it.
     xs = jnp.where(removed, NOWHERE, jnp.where(is_carried & drop, fx, state.xs))
     ys = jnp.where(removed, NOWHERE, jnp.where(is_carried & drop, fy, state.ys))
     picked = jnp.sum(here * slots, dtype=jnp.int32)
@@ -164,11 +177,11 @@ def _verify(
     return jnp.where(two & (done == 1) & (faced & second).any(), 2, done)
 
 
-# A cell of the view is 7 * column + row. The agent is in column 3, row 6, and looks towards row 0.
+# The view's cells are numbered as drawn above.
 HERE = VIEW * (VIEW // 2) + VIEW - 1
 _COLUMN, _ROW = np.divmod(np.arange(VIEW**2), VIEW)
 _ALL = (1 << VIEW) - 1
-_UPPER = 4  # the view's rows whose bits share an integer
+_UPPER = 4  # the first rows of the view, whose 4 * 7 bits fit one int32; the other three rows share a second one
 
 
 def view_index(state: BabyAIState) -> jax.Array:
@@ -185,6 +198,7 @@ def codes(state: BabyAIState) -> jax.Array:
 
     Walls run along whole rows and columns, and only they and the door can block sight: bit masks tell what is visible.
     """
+    # 1. Rows of clear cells as bits, one bit a column: no wall, no closed door.
     at = view_index(state)
     wall_columns, wall_rows = _walls(state)
     door_row, door_bit = at[DOOR_SLOT] % VIEW, 1 << at[DOOR_SLOT] // VIEW
@@ -193,11 +207,13 @@ def codes(state: BabyAIState) -> jax.Array:
         bits = jnp.where(wall_rows >> row & 1, 0, _ALL & ~wall_columns)
         door = jnp.where((at[DOOR_SLOT] >= 0) & (door_row == row), door_bit, 0)
         clear.append(jnp.where(state.door == OPEN, bits | door, bits & ~door))
+    # 2. Which cells light reaches, packed into two integers so that every cell looks up its bit by one shift.
     visible = _visible(clear)
     upper = sum(bits << VIEW * row for row, bits in enumerate(visible[:_UPPER]))
     lower = sum(bits << VIEW * row for row, bits in enumerate(visible[_UPPER:]))
     is_visible = jnp.where(_ROW < _UPPER, upper, lower) >> (VIEW * (_ROW % _UPPER) + _COLUMN) & 1
 
+    # 3. What stands in each cell, in the packed form; the agent's own cell shows what it carries.
     slots, cells = np.arange(NUM_OBJECTS), np.arange(VIEW**2)
     things = state.kinds + 8 * state.colours + 64 * state.door * (slots == DOOR_SLOT)
     code = jnp.where((wall_columns >> _COLUMN | wall_rows >> _ROW) & 1, WALL + 8 * GREY, EMPTY)
@@ -222,7 +238,7 @@ def _visible(clear: list[jax.Array]) -> list[jax.Array]:
     """minigrid's `process_vis` on bit masks, one integer per row, one bit per column: clear cells -> visible cells."""
     rows = [None] * VIEW
     mask = jnp.int32(1 << VIEW // 2)
-    for j in reversed(range(VIEW)):
+    for j in reversed(range(VIEW)):  # from the agent's row to the farthest
         through = clear[j]
         for shift in (1, 2, 4):  # light spreads to the right through clear cells, in doubling steps
             mask, through = mask | (mask & through) << shift, through & through >> shift
@@ -233,6 +249,7 @@ def _visible(clear: list[jax.Array]) -> list[jax.Array]:
             mask, through = mask | (mask & through) >> shift, through & through << shift
         leftward = mask & clear[j] & _ALL - 1
         rows[j] = mask
+        # Into the next row light goes straight and diagonally, from clear cells only.
         mask = (rightward | rightward << 1 | leftward | leftward >> 1) & _ALL
     return rows
 

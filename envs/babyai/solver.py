@@ -1,7 +1,7 @@
 """Shortest plans over the true state, on the host: for demonstrations, for labels and for "steps above optimal".
 
-A* search over whole states, so things in the way may be walked around, carried off or, if they are boxes, opened. What
-remains is estimated from below by the steps through rooms without things.
+A* search over whole states, so things in the way may be walked around, carried off or, if they are boxes, opened. The
+heuristic counts the steps through rooms without things, never more than there are.
 
     plan(state)       # [2, 2, 1, 2]: action ids that fulfil the mission; None where nothing can
     distance(state)   # 4
@@ -54,7 +54,7 @@ class Node(NamedTuple):
 
 
 def read(states: BabyAIState) -> list[tuple[Task, Node]]:
-    """States with leading axis [N] as the host's own."""
+    """Converts states with leading axis [N] to Python integers."""
     host = jax.tree.map(np.asarray, jax.device_get(states))
     return [_read(jax.tree.map(lambda leaf, i=i: leaf[i].tolist(), host)) for i in range(len(host.x))]
 
@@ -170,7 +170,10 @@ def _walks(door_cell: int) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def estimate(task: Task, node: Node) -> int:
-    """At most the number of steps that are left, as long as a second target is not moved; `_FAR` if there is no way."""
+    """The heuristic: a lower bound on the steps left while no second target is moved; `_FAR` where there is no way.
+
+    Steps until the nearest object to fetch is faced, one to pick it up, and from there on to the nearest destination.
+    """
     facing, before = _walks(task.door_cell)
     facing = facing[node.pose]
     first, second = task.targets
@@ -209,13 +212,13 @@ def search(task: Task, node: Node) -> list[int] | None:
     start = estimate(task, node)
     if start >= _FAR:
         return None
-    come_from = {node: (0, None, -1)}
+    come_from = {node: (0, None, -1)}  # node -> (steps so far, the node before it, the action between)
     queue, pushed = [(start, 0, 0, node)], 0
     while queue and len(come_from) < _LIMIT:
-        _, steps, _, node = heapq.heappop(queue)
+        _, steps, _, node = heapq.heappop(queue)  # of equal estimates the deepest first, so steps are stored negated
         steps = -steps
         if steps > come_from[node][0]:
-            continue
+            continue  # a shorter way here was found after this entry was pushed
         if finished(task, node):
             actions = []
             while come_from[node][1] is not None:

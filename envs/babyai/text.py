@@ -1,7 +1,8 @@
 """BabyAI-Text's words: the mission, what is seen from where the agent stands, and the whole world as a drawing.
 
-A sentence is a pair of integers: what it says (an index into `SAID`) and about which cell of the view (7 * column +
-row, an index into `PLACES`; the agent's own cell has no words). The templates and the batch on the host read the same.
+A sentence is two integers: its phrase (an index into `SAID`) and the cell of the view that it is about (7 * column +
+row, an index into `PLACES`; the agent's own cell has no words). The templates and `texts`, which writes a whole batch
+on the host, read the same fields.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def sentence_fields(state: BabyAIState, code: jax.Array) -> dict[str, jax.Array]
     """The observation's fields; see `fields`. `code` is `rules.codes(state)`."""
     last = rules.VIEW - 1
     middle = rules.VIEW // 2
+    # The first wall straight ahead, to the left and to the right: (is there one, its phrase, its cell).
     grid, walls = code.reshape(rules.VIEW, rules.VIEW), []
     for line, place in (
         (grid[middle, last - 1 :: -1], lambda n: rules.HERE - 1 - n),
@@ -111,7 +113,10 @@ def sentence_fields(state: BabyAIState, code: jax.Array) -> dict[str, jax.Array]
     first = [jnp.stack([jnp.asarray(part[i], jnp.int32) for part in (carried, *walls)]) for i in range(3)]
     present, phrase = jnp.concatenate([first[0] > 0, in_view]), jnp.concatenate([first[1], phrase])
     place = jnp.concatenate([first[2], place])
-    rank = jnp.concatenate([np.arange(4), 4 + place[4:]])  # columns outside, rows inside
+    # Sentences are sorted as integers, rank | phrase (6 bits) | place (6 bits), and unpacked below. What is carried comes
+    # first, then the three walls, then objects from the left column of the view to the right, each from the farthest
+    # row to the nearest; missing sentences go to the end.
+    rank = jnp.concatenate([np.arange(4), 4 + place[4:]])
     packed = jnp.sort(jnp.where(present, (rank * 64 + phrase) * 64 + place, 2**30))
     return {
         "num_sentences": present.sum(dtype=jnp.int32),
@@ -147,6 +152,7 @@ _VIEW_EMPTY, _VIEW_WALL, _VIEW_FREE_HANDS, _VIEW_CARRYING, _VIEW_THING, _VIEW_GO
 
 
 def _view(state: BabyAIState, code: jax.Array) -> jax.Array:
+    """The view as indices into `VIEW_SYMBOLS`, int32 [49], row by row; `code` is `rules.codes(state)`, int32 [49]."""
     place = rules.view_index(state)
     first, second = rules.matches(state, 0), rules.matches(state, 1)
     later = state.done > 0
@@ -160,6 +166,7 @@ def _view(state: BabyAIState, code: jax.Array) -> jax.Array:
     drawn = jnp.where(code & 7 == rules.WALL, _VIEW_WALL, jnp.where((code > 0) & (things > 0), things, _VIEW_EMPTY))
     agent = jnp.where(state.carrying >= 0, _VIEW_CARRYING, _VIEW_FREE_HANDS)
     drawn = jnp.where(cells == rules.HERE, agent, drawn)
+    # From 7 * column + row to reading order.
     return drawn.reshape(rules.VIEW, rules.VIEW).T.reshape(-1).astype(jnp.int32)
 
 
@@ -173,6 +180,7 @@ _WORLD_THING, _WORLD_DOOR = 6, 6 + len(_THING_WORDS)
 
 
 def _world(state: BabyAIState) -> jax.Array:
+    """The whole world as indices into `WORLD_SYMBOLS`, int32 [8 * 15], row by row."""
     x, y = np.arange(rules.WIDTH), np.arange(rules.HEIGHT)[:, None]
     thing = _WORLD_THING + (state.kinds - rules.KEY) * len(_COLOURS) + state.colours
     door = _WORLD_DOOR + state.door * len(_COLOURS) + state.colours

@@ -9,6 +9,13 @@ Action ids are OpenSpiel's: `((row * columns + column) * 6 + direction) * 2 + ca
 straight, right) and 3-5 up. Many ids can never be legal; their word is empty. So that a search need not look at all of
 them, the game also counts its legal moves and names the k-th: `num_legal`, `nth_legal`, `max_legal`.
 
+    5 b b b b b       0  1  2  3  4        black goes down      directions 0 1 2:  left, straight, right
+    4 b b b b b       5  6  7  8  9
+    3 . . . . .      10 11 12 13 14        an action is ((cell * 6) + direction) * 2 + capture,
+    2 w w w w w      15 16 17 18 19        with the cell that the pawn leaves
+    1 w w w w w      20 21 22 23 24
+      a b c d e       cells = bits         white goes up        directions 3 4 5:  left, straight, right
+
 A position is a bitboard: bit i % 32 of word i // 32 is cell i, row by row from the top left. All moves of a position
 are three masks, one per direction, so that a move costs a handful of word operations, and every word is a leaf of its
 own, so that a batch of positions is a few contiguous arrays. Random 5x5 games run about ten times as fast as with a
@@ -116,7 +123,7 @@ class _Rules:
         target = self.bits(enemy).reshape(self.rows, self.columns)
         black = position.player == 0
         ahead = jnp.where(black, jnp.roll(target, -1, 0), jnp.roll(target, 1, 0))
-        nowhere = jnp.zeros(self.cells, bool)
+        nowhere = jnp.zeros(self.cells, bool)  # no pawn captures straight ahead
         by_direction = []  # [cells, 2] each: without and with capture
         for pawns, step in ((left, -1), (straight, 0), (right, 1)):
             captures = jnp.roll(ahead, -step, 1).reshape(-1) if step else nowhere
@@ -141,13 +148,16 @@ class _Rules:
         return cell + jnp.where(position.player == 0, self.columns, -self.columns) + direction - 1
 
     def step(self, position: Position, action: jax.Array) -> Position:
+        # 1. Which pawn goes where. Whether it captures need not be read off the action: the target's bit says so.
         action = jnp.asarray(action, jnp.int32)
         cell = action // 12
         target = self.target(position, cell, action // 2 % 3)
+        # 2. The pawn's bit moves. 3. An enemy pawn on the target is taken.
         friendly, enemy = _sides(position)
         first = position.player == 0
         friendly = tuple(o & ~a | b for o, a, b in zip(friendly, _bit(friendly, cell), _bit(friendly, target)))
         enemy = tuple(e & ~b for e, b in zip(enemy, _bit(enemy, target)))
+        # 4. The mover wins on the far row, or when no enemy pawn is left.
         arrived = jnp.where(first, target >= self.cells - self.columns, target < self.columns)
         won = arrived | (sum(e != 0 for e in enemy) == 0)
         return Position(
@@ -241,12 +251,14 @@ def _nth_bit(masks: tuple[Words, ...], k: jax.Array) -> tuple[jax.Array, jax.Arr
     """(cell, index of the mask) of the k-th set bit, counted through the masks in order: int32 [] each."""
     words = [word for mask in masks for word in mask]
     word, index, rest, before = words[0], jnp.uint32(0), k, np.uint32(0)
+    # The word that holds the k-th bit, and how many bits of it come first.
     for i in range(1, len(words)):
         before = before + jax.lax.population_count(words[i - 1])
         here = k >= before
         word, index = jnp.where(here, words[i], word), jnp.where(here, np.uint32(i), index)
         rest = jnp.where(here, k - before, rest)
     place = jnp.uint32(0)
+    # Within its word the bit is found by halving: it lies in the upper half if the lower one has too few bits.
     for width in (16, 8, 4, 2, 1):
         low = word & np.uint32(2**width - 1)
         skipped = jax.lax.population_count(low)

@@ -1,5 +1,15 @@
 """Craftax-Classic's rules, which run on the device: worlds, steps, and what the player sees.
 
+The player sees 9x7 of the world's 64x64 cells and stands in their middle, cell HERE = 31 of the view:
+
+     0  1  2  3  4  5  6  7  8      north
+     9 10 11 12 13 14 15 16 17
+    18 19 20 21 22 23 24 25 26
+    27 28 29 30 31 32 33 34 35      31 = HERE; facing east is 32
+    36 37 38 39 40 41 42 43 44
+    45 46 47 48 49 50 51 52 53
+    54 55 56 57 58 59 60 61 62      south
+
 Only the engine's rules are imported, no textures and no window. Craftax-Classic differs from the Python package
 `crafter` (1.8.3), which BALROG plays:
 

@@ -35,14 +35,30 @@ ACTIONS = ("move up", "move down", "move left", "move right")
 UP, DOWN, LEFT, RIGHT = range(4)
 OFFSETS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])  # (row, column) of each action
 
-# "1" is wall; the goal is (row, column).
+# Walls are "#". A cell is row * columns + column, counted from the top left.
 LAYOUTS = {
-    "double_t": (
-        "1111111111111/1000001000001/1110111110111/1110111110111/1110111110111/"
-        "1110000000111/1111110111111/1111110111111/1111110111111/1111111111111",
-        (8, 6),
-    ),
-    "medium": ("11111111/10010001/10010101/11000011/11101001/10000101/10010001/11111111", (6, 6)),
+    "double_t": """
+        #############
+        #.....#.....#
+        ###.#####.###
+        ###.#####.###
+        ###.#####.###
+        ###.......###
+        ######.######
+        ######.######
+        ######G######
+        #############
+    """,
+    "medium": """
+        ########
+        #..#...#
+        #..#.#.#
+        ##....##
+        ###.#..#
+        #....#.#
+        #..#..G#
+        ########
+    """,
 }
 OBSERVATIONS = ("full", "partial")
 SYMBOLS = ("_", "#", "P", "G", "*")
@@ -87,10 +103,9 @@ def maze(name: str) -> Maze:
     """
     if name not in LAYOUTS:
         raise ValueError(f"unknown layout {name!r}; known layouts: {', '.join(LAYOUTS)}")
-    text, (row, column) = LAYOUTS[name]
-    grid = np.array([[c == "1" for c in line] for line in text.split("/")])
+    grid = np.array([list(line) for line in LAYOUTS[name].split()])
     rows, columns = grid.shape
-    walls, cells, goal = grid.ravel(), np.arange(grid.size), row * columns + column
+    walls, cells, goal = grid.ravel() == "#", np.arange(grid.size), int(np.flatnonzero(grid.ravel() == "G")[0])
     # The border is wall, so a free cell's neighbours exist; those of the border are clipped and never used.
     to = np.clip(cells[:, None] + OFFSETS @ (columns, 1), 0, grid.size - 1)
     blocked = walls[to] | walls[:, None]

@@ -1,4 +1,11 @@
-"""Tic-tac-toe (NLRL, section 5.3): the rules as a board game, its text, and perfect play."""
+"""Tic-tac-toe (NLRL, section 5.3): the rules as a board game, its text, and perfect play.
+
+0 | 1 | 2      O | X | 3      A position is a board, int8 [9]: -1 free, 0 an O, 1 an X. Action i marks cell i.
+---------      ---------      In the text a free cell shows its number, i + 1 (right). Whose turn it is
+3 | 4 | 5      4 | O | 6      follows from the counts of the marks, since O moves first.
+---------      ---------
+6 | 7 | 8      7 | 8 | 9
+"""
 
 from __future__ import annotations
 
@@ -17,6 +24,7 @@ ACTIONS = tuple("123456789")
 WINNERS = ("nobody yet", *PLAYERS, "nobody")  # what the field "winner" indexes
 MAX_MOVES = 9
 EMPTY = -1
+# Rows, columns and diagonals as cells: int [8, 3].
 LINES = np.array([(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)])
 _CODES = 3 ** np.arange(9)
 
@@ -74,16 +82,17 @@ def minimax() -> tuple[np.ndarray, np.ndarray]:
     Rows of positions that cannot occur mean nothing.
     """
     codes = np.arange(3**9)
-    boards = (codes[:, None] // _CODES % 3 - 1).astype(np.int8)
+    boards = (codes[:, None] // _CODES % 3 - 1).astype(np.int8)  # digit i of a code, base 3, is cell i
     marks = (boards != EMPTY).sum(1)
     player = (boards == 0).sum(1) - (boards == 1).sum(1)
     values = returns(boards).astype(np.int8)
     optimal = np.zeros(boards.shape, bool)
+    # Backwards from full boards: positions with n marks need the values of those with n + 1.
     for n in range(MAX_MOVES - 1, -1, -1):
         rows = codes[(marks == n) & ((player == 0) | (player == 1)) & ~is_terminal(boards)]
         free, mover = boards[rows] == EMPTY, player[rows, None]
         after = np.where(free, codes[rows, None] + _CODES * (mover + 1), 0)
-        gains = np.where(free, np.where(mover == 0, 1, -1) * values[after], -2)  # the mover's, of each move
+        gains = np.where(free, np.where(mover == 0, 1, -1) * values[after], -2)  # [rows, 9], for the mover
         best = gains.max(1, keepdims=True)
         values[rows] = np.where(mover == 0, best, -best)[:, 0]
         optimal[rows] = gains == best
@@ -98,6 +107,7 @@ def fields(board: jax.Array) -> dict[str, jax.Array]:
       legal [9]: 1 where the action is legal. num_legal [], legal_move [9]: the same as a list.
     """
     mask = legal_action_mask(board)
+    # 0 before the end, 1 O, 2 X, 3 a draw.
     winner = (
         jnp.where(is_terminal(board), 3, 0) - jnp.where(has_line(board, 0), 2, 0) - jnp.where(has_line(board, 1), 1, 0)
     )

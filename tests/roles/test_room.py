@@ -1,7 +1,7 @@
 """A prompt that does not fit: the limit that binds is named, the model's own or --context_tokens."""
 
 import pytest
-from tests.backends.test_expert import line_game
+from tests.envs.test_expert import line_game
 
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.roles.dialogues import History
