@@ -82,13 +82,15 @@ class OnePlayer(DiscreteGame):
         return OnePlayerState(time=jnp.int32(0), position=position, side=side)
 
     def answer(self, key: jax.Array, position: Any) -> Any:
-        """The position after the opponent's move; where the game is over, it means nothing."""
+        """The position after the opponent's move; meaningless where the game is over."""
         mask = self.moves_of(position)
+        # The largest of independent uniform numbers over the allowed moves: each is equally likely.
         return self.game.step(position, jnp.argmax(jnp.where(mask, jax.random.uniform(key, mask.shape), -1.0)))
 
     def advance(self, key, state, action, params):
         """The opponent answers a legal move that does not end the game."""
         game, move = self.game, jnp.asarray(self.ids)[action]
+        # 1. The agent's move, if it is legal; 2. the opponent's, unless the game is over.
         legal = game.legal_action_mask(state.position)[move]
         position = where(legal, game.step(state.position, move), state.position)
         position = where(legal & ~game.is_terminal(position), self.answer(key, position), position)

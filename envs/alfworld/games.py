@@ -181,6 +181,7 @@ def make(kind: str, seed: int, split: str = "unseen") -> Game:
         rooms = [name for name, sort in receptacles.items() if kind_of_object in holds[sort] and sort != but]
         return rng.choice(rooms) if rooms else None
 
+    # Copies of the target, then of other objects that have a place in the room, up to the limit.
     copies = {target: rng.randint(2, 3) if kind == "put two" else rng.randint(1, 2)}
     fillers = [name for name in present if name != target and any(name in holds[sort] for sort in places)]
     rng.shuffle(fillers)

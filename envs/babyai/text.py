@@ -113,9 +113,9 @@ def sentence_fields(state: BabyAIState, code: jax.Array) -> dict[str, jax.Array]
     first = [jnp.stack([jnp.asarray(part[i], jnp.int32) for part in (carried, *walls)]) for i in range(3)]
     present, phrase = jnp.concatenate([first[0] > 0, in_view]), jnp.concatenate([first[1], phrase])
     place = jnp.concatenate([first[2], place])
-    # Sentences are sorted as integers, rank | phrase (6 bits) | place (6 bits), and unpacked below. What is carried comes
-    # first, then the three walls, then objects from the left column of the view to the right, each from the farthest
-    # row to the nearest; missing sentences go to the end.
+    # Sentences are sorted as integers, rank | phrase (6 bits) | place (6 bits), and unpacked below: what is carried,
+    # the three walls, then objects from the view's left column to the right, each from the farthest row to the
+    # nearest. Missing sentences go to the end.
     rank = jnp.concatenate([np.arange(4), 4 + place[4:]])
     packed = jnp.sort(jnp.where(present, (rank * 64 + phrase) * 64 + place, 2**30))
     return {

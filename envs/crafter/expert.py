@@ -222,6 +222,7 @@ def _reach(
     """
     if adjacent and any(is_target((view.at[0] + i, view.at[1] + j)) for i in (-1, 0, 1) for j in (-1, 0, 1)):
         return ""
+    # Dijkstra's search; an entry is (actions spent, cell, direction of the first step).
     queue: list[tuple[int, Cell, str]] = [(0, view.at, "")]
     closed: set[Cell] = set()
     while queue:
@@ -284,6 +285,7 @@ def _shelter(view: _View) -> str:
     """The first action of a shortest sequence of moves, digging and stones that ends in a closed room; "" without."""
     if not view.inventory["wood_pickaxe"]:
         return ""
+    # Breadth first over (actions spent, a number that breaks ties, cell, direction faced, changed cells, first action).
     queue: list[tuple[int, int, Cell, str, tuple, str]] = [(0, 0, view.at, view.way, (), "")]
     visited, number = set(), 0
     while queue and number < _SEARCH:

@@ -76,8 +76,8 @@ def fields(world: engine.World) -> dict[str, jax.Array]:
       view [63]: indices into `SYMBOLS`, row by row.
     """
     view = engine.view(world)
-    # The nearest cell of each kind of thing, [15], as distance * 64 + cell: the minimum is the nearest, and of equally near
-    # ones the first in reading order. 2^20 stands for none.
+    # The nearest cell of each kind of thing, [15], as distance * 64 + cell: the minimum is the nearest and, of equally
+    # near ones, the first in reading order. 2^20 stands for none.
     near = jnp.where(view == np.array(THINGS)[:, None], _STEPS * 64 + np.arange(len(view)), 2**20).min(1)
     # Sorted as (distance, kind, cell), packed in mixed radix.
     in_view, kinds = near < 2**20, np.arange(len(THINGS))

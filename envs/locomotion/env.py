@@ -177,6 +177,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
         action = jnp.asarray(action, self.dtype)
         if action.shape != (self.model.nu,):
             raise ValueError(f"the action has shape {action.shape}; {self.name} takes ({self.model.nu},)")
+        # 1. The simulator gets the state, or the rest pose in place of one that has exploded.
         inputs = (state.qpos, state.qvel, state.warmstart, action)
         sound = _finite(*inputs)
         rest = (jnp.asarray(self.model.qpos0, self.dtype), *map(jnp.zeros_like, inputs[1:]))
@@ -184,6 +185,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
         qpos, qvel, warmstart, torso_x, force = self.simulate(*inputs)
         exploded = ~(sound & _finite(qpos, qvel, warmstart))
 
+        # 2. Gymnasium's reward, in its parts.
         x = torso_x if self.robot.free else qpos[0]
         force = jnp.clip(force, -1, 1)
         healthy = self.robot.healthy(qpos, qvel)
@@ -193,6 +195,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
             "reward_healthy": (healthy | (self.version == "v4")).astype(self.dtype),
             "reward_contact": -_CONTACT_COST * jnp.square(force).sum(),
         }
+        # 3. What has exploded earns nothing and reports zeros.
         place = x if self.version == "v4" else qpos[0]
         info = {name: jnp.where(exploded, 0, value) for name, value in {**rewards, "x_position": place}.items()}
         reward = sum(info[name] for name in rewards)

@@ -80,6 +80,7 @@ class _Host:
         inputs = [np.ascontiguousarray(x).reshape(rows, -1).view(dtype).astype(np.float64) for x in inputs]
         bodies = self.model.nbody - 1 if self.contact_forces else 0
         out = [np.empty_like(x) for x in inputs[:3]] + [np.empty(rows), np.empty((rows, bodies, 6))]
+        # Equal shares of the rows for all threads; this one steps the first.
         cuts = np.linspace(0, rows, min(self.threads, max(rows, 1)) + 1).astype(int)
         first, *shares = [(inputs, out, range(*cut)) for cut in zip(cuts[:-1], cuts[1:])]
         waiting = [self.pool.submit(self.advance, *share) for share in shares]

@@ -59,7 +59,7 @@ def _balance_walker2d(now: Body) -> np.ndarray:
 def _balance_ant(now: Body) -> np.ndarray:
     """Presses down the feet on the side to which it leans, and slows all joints."""
     press = _FRONT * (now.pitch + 0.2 * now.pitch_velocity) + _LEFT * (now.roll + 0.2 * now.roll_velocity)
-    torques = -0.1 * now.joint_velocities
+    torques = -0.1 * now.joint_velocities  # [8]: hip and ankle of each leg in turn
     torques[1::2] += 0.5 * _FRONT * press
     return torques
 

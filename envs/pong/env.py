@@ -85,12 +85,14 @@ class Pong(DiscreteGame):
 
     def advance(self, key, state, action, params):
         """Reward 1 for a point won, -1 for one lost. info["point"] is the same; the episode ends at `points` points."""
+        # 1. Both rackets move, 2. then the ball flies, and is hit or missed.
         racket = move(state.racket, action, params.racket_speed)
         opponent = follow(state, params.opponent_speed)
         key_serve, key_aim = jax.random.split(key)
         ball, velocity, hit, point = fly(state.ball, state.velocity, racket, opponent)
+        # 3. At our hit the opponent draws the row of its racket with which it will meet the ball.
         aim = jnp.where(hit, jax.random.randint(key_aim, (), 0, RACKET), state.aim)
-        # Where the point is over, the next one is served to its loser.
+        # 4. Where the point is over, the next one is served to its loser.
         served = _serve(key_serve, -point)
         is_over = point != 0
         ball, velocity, aim = (jnp.where(is_over, new, old) for new, old in zip(served, (ball, velocity, aim)))
@@ -128,16 +130,18 @@ def fly(ball, velocity, racket, opponent):
 
     Returns: (ball, velocity, our racket has hit it, point: 1 we have won one, -1 lost one, else 0).
     """
+    # 1. The ball flies on; a wall throws it back as a mirror does.
     row, column = ball[0] + velocity[0], ball[1] + velocity[1]
     row_velocity = jnp.where((row < 0) | (row > LOWEST), -velocity[0], velocity[0])
     row = jnp.where(row < 0, -row, jnp.where(row > LOWEST, 2 * LOWEST - row, row))
+    # 2. A racket hits a ball that passes the column it faces while their rows overlap.
     our_hit = _met(row, racket) & (ball[1] < OURS) & (column >= OURS)
     their_hit = _met(row, opponent) & (ball[1] > THEIRS) & (column <= THEIRS)
     hit = our_hit | their_hit
     angle = _bounce(row - jnp.where(our_hit, racket, opponent))
     velocity = jnp.where(hit, jnp.stack([angle, -velocity[1]]), jnp.stack([row_velocity, velocity[1]]))
     column = jnp.where(our_hit, OURS - 1, jnp.where(their_hit, THEIRS + 1, column))
-    # Past the racket, the ball's point is decided though it is still on the board.
+    # 3. Past the racket, the ball's point is decided though it is still on the board.
     point = jnp.where(column < THEIRS - 1, 1, jnp.where(column > OURS + 1, -1, 0))
     return jnp.stack([row, column]), velocity, our_hit, point
 
@@ -167,6 +171,7 @@ def state_code(obs: jax.Array, cell: int = 1) -> jax.Array:
     Ball, its velocity and our racket; where the opponent stands is left out. With `cell` 1 different states have
     different codes; otherwise rows and columns count in blocks of so many.
     """
+    # A number in mixed radix: rows and columns count to SIZE, velocities from -4 to 4.
     racket, _, row, column, row_velocity, column_velocity = jnp.moveaxis(obs.astype(jnp.int32), -1, 0)
     code = racket // cell
     for number, base in ((row // cell, SIZE), (column // cell, SIZE), (row_velocity + 4, 9), (column_velocity + 4, 9)):

@@ -165,7 +165,7 @@ def _top(excerpt: Excerpt, timeslot: int) -> int:
 
 def _reflect(row: int) -> int:
     """Where a ball that flew straight on to `row` is between the walls."""
-    row %= 2 * LOWEST
+    row %= 2 * LOWEST  # up and down once
     return min(row, 2 * LOWEST - row)
 
 
@@ -177,6 +177,7 @@ def _velocity(excerpt: Excerpt, i: int) -> tuple[int, int] | None:
     for j in range(max(i - 2, 0), min(i + 2, len(rows) - 1)):
         if excerpt.rewards[j] == 0:
             steps[j] = rows[j + 1] - rows[j], columns[j + 1] - columns[j]
+    # Columns of the steps after and before observation i. A hit shortens one of them, so the longer counts.
     across = [int(steps[j][1]) for j in (i, i - 1) if j in steps and steps[j][1]]
     if not across:
         return None

@@ -138,6 +138,7 @@ def _family(kind: Kind, rng: random.Random):
     goals = [_instruction(kind, attributes, offered, rng) for _ in range(2)]
     requested = {row["instruction_options"][scarce] for row in goals}
     unrequested = {scarce: [value for value in kind.options[scarce] if value not in requested]}
+    # A near miss lacks the second attribute, which the instruction asks for.
     swapped = [rng.choice(unused), *attributes[:1], attributes[2]]
     members = [
         _item(kind, attributes, offered, dollars, rng),

@@ -1,5 +1,7 @@
 """WebShop's search: BM25 as Pyserini ranks by default (pyserini 0.17.0: Lucene 8.11, k1 = 0.9, b = 0.4).
 
+    score(q, d) = sum over terms t of q:  idf(t) * f / (f + k1 * (1 - b + b * |d| / mean |d|)),   f = count of t in d
+
 Like Lucene it counts documents that have a term at all, rounds a document's length down to four significant bits, and
 computes in single precision.
 """
@@ -47,6 +49,7 @@ class Index:
         mean = np.float32(lengths.sum() / max(self.documents, 1))
         rounded = np.array([rounded_length(int(length)) for length in lengths], np.float32)
         self.norm = 1 / (K1 * (1 - B + B * rounded / max(mean, np.float32(1))))
+        # The place of each id in their sorted order: argsort inverts the permutation.
         self.rank = np.argsort(np.argsort(np.array(ids))) if len(ids) else np.arange(self.size)
         self.postings: dict[str, list[tuple[int, int]]] = {}
         for i, count in enumerate(counts):
@@ -61,6 +64,7 @@ class Index:
                 at, frequency = np.array(rows).T
                 idf = np.float32(np.log(1 + (self.documents - len(rows) + 0.5) / (len(rows) + 0.5)))
                 weight = np.float32(times) * idf
+                # weight * f / (f + 1 / norm), in the form and precision in which Lucene computes it.
                 total[at] += weight - weight / (1 + frequency.astype(np.float32) * self.norm[at])
         return total.astype(np.float32)
 

@@ -110,6 +110,7 @@ def word_automaton(words: Mapping[bytes, int], separator: str) -> Automaton:
 
     def step(state, byte: int):
         word, matched, before = state
+        # Bytes that might begin the separator are held back; those that turn out not to do so join the word before it.
         tail = sep[:matched] + bytes([byte])
         if tail == sep:
             return (b"", 0, b""), event(before)

@@ -194,6 +194,7 @@ class Cutter:
 
     def _search(self, lefts, gap, rights):
         if len(gap) > _LONG_GAP:
+            # Both ends alone, so that not every context is tokenized with all of the gap.
             first = {p for p in self._safe(lefts, gap[:_LONG_GAP], ("",)) if p <= _END}
             whole = self._tokenizer.borders(lefts[0] + gap + rights[0])
             start = max((p - len(lefts[0]) for p in whole if 0 <= p - len(lefts[0]) <= len(gap) - _END), default=None)

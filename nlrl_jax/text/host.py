@@ -53,6 +53,7 @@ def of_text_game(
         is_action, unknown = action >= 0, game.unknown_action
         played = jnp.where(is_action, action, unknown or 0)
         _, after, reward, terminated, info = env.step_env(key, state, played, params)
+        # What the state would be had only time passed: an action that leads there had no effect.
         waited = _at(state, after.time)
         idle = jnp.all(jnp.stack([jnp.all(a == b) for a, b in zip(*map(jax.tree.leaves, (after, waited)))]))
         legal = is_action & ~jnp.asarray(info.get("illegal_move", False), bool)

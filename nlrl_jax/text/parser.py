@@ -243,12 +243,14 @@ def compile_parser(reply_format: ReplyFormat, tokenizer: Tokenizer) -> Callable[
         name = jnp.where(opening, event - 1, event - 1 - num_tags)
         bit = jnp.where(opening | closing, jnp.left_shift(1, jnp.clip(name, 0, 31)), 0)
 
+        # A tag counts once: as unnecessary (unknown or repeated), or else as misnested.
         repeated = (jnp.where(opening, carry.seen_open, carry.seen_close) & bit) != 0
         first_open, first_close = opening & ~repeated, closing & ~repeated
         misnested = (first_open & (carry.open_tag >= 0)) | (first_close & (carry.open_tag != name))
         violations = carry.violations + (unknown | repeated | misnested)
         open_tag = jnp.where(first_open, name, jnp.where(first_close & (carry.open_tag == name), -1, carry.open_tag))
 
+        # The action text lies between the first opening action tag and the next closing one.
         ends_action = closing & (name == action_tag)
         starts_text = (carry.phase == 0) & opening & (name == action_tag)
         ends_text = (carry.phase == 1) & ends_action
@@ -281,6 +283,7 @@ def compile_parser(reply_format: ReplyFormat, tokenizer: Tokenizer) -> Callable[
         total = byte_ends[-1]
 
         def chunk(state):
+            # 64 bytes at a time: find the token that holds each byte, fetch the byte, run the automata over them.
             start, carry = state
             position = start + jnp.arange(_CHUNK)
             token = jnp.sum(byte_ends[None, :] <= position[:, None], axis=1)  # the token that holds the byte

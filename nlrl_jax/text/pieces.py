@@ -157,10 +157,12 @@ def assemble(xp, program: TokenProgram, fields: Mapping[str, Any], pad_id: int):
     if program.base.size == 0:
         return xp.zeros((0,), xp.int32), xp.int32(0)
     constant = xp.asarray
+    # 1. Every piece's row: its variables are digits of a number in mixed radix. 2. Its length; 0 if it is not there.
     values, gates = _values_and_gates(xp, program, fields)
     digits = xp.clip(values[constant(program.at)] - constant(program.low), 0, constant(program.size - 1))
     row = constant(program.base) + xp.sum(digits * constant(program.stride), axis=1)
     length = xp.where(gates[constant(program.gate)], constant(program.row_length)[row], 0)
+    # 3. For every output position the piece that covers it, and the token there.
     end = xp.cumsum(length).astype(xp.int32)
     position = xp.arange(program.max_length, dtype=xp.int32)
     piece = xp.minimum(xp.searchsorted(end, position, side="right"), program.base.size - 1)

@@ -107,6 +107,7 @@ class MovePolicy:
         Scores are the words' log-probabilities, up to a constant of the row that no softmax over moves sees.
         """
         S, words = prompts.shape[1], self.words
+        # Prompts are left-padded, so slot S - 1 holds every prompt's last token; the trie's tokens stand behind it.
         slots = jnp.arange(S)[None, :] - (S - lengths)[:, None]
         positions = prefix_length(prefix) + jnp.maximum(slots, 0)
         if not words.tokens.size:

@@ -1,11 +1,11 @@
 """A prompt that does not fit: the limit that binds is named, the model's own or --context_tokens."""
 
 import pytest
-from tests.envs.test_expert import line_game
 
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
+from tests.envs.test_expert import line_game
 
 
 @pytest.mark.parametrize("option, advice", [(40, "Give --context_tokens of"), (0, "Give a model whose context holds")])
