@@ -28,38 +28,32 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import jax
-import optax
 from absl import flags
 
 from nlrl_jax import envs
 from nlrl_jax.algorithms import offline, sft
 from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.algorithms.sft import Example
-from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, verdict
-from nlrl_jax.roles.lines import TrainingLine
-from nlrl_jax.roles.lines import pairs as pairs_of
+from nlrl_jax.roles.dialogues import BAD, GOOD
 from nlrl_jax.run import adapter_training, app, loop, models, players, plots, processes, results, trajectories
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.host_games.prompts import PromptConfig, check_words, context_within, dialogue_of, write_form
-from nlrl_jax.run.metrics import read_rows
-from nlrl_jax.types import LanguageModel
+from nlrl_jax.run.lac.finetuning import Lessons, count, describe
+from nlrl_jax.types import HostGame
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import load_tokenizer
 
 SCRIPT = "finetune_lac"
 ACTS = {"lac": "lac", "decision_transformer": "react_return"}  # the method of run_lac that plays it, else react
 HELD_OUT = (12, 6)  # successes and failures
-_CACHE_MB = 256  # for evaluations
+CACHE_MB = 256  # for evaluations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,190 +110,56 @@ class FinetuneConfig:
                 f"{self.failures}; give a file of your own: --trajectories FILE"
             )
 
-    @property
-    def weights(self) -> OfflineConfig:
-        """How a policy's actions are weighted."""
-        return dataclasses.replace(self.offline, method=self.method)
 
-
-class Data(NamedTuple):
-    """The examples to learn from, and those held out: lines of other episodes with their dialogue."""
-
-    trajectories: list[Trajectory]
-    dialogue: Dialogue
-    critic: Dialogue
-    held_out: list[TrainingLine]
-    held_out_dialogue: Dialogue
-
-
-def gather(config: FinetuneConfig, tokenizer: Tokenizer, run_dir: pathlib.Path | None = None) -> Data:
-    """Trajectories and prompts. What was made or read once is kept in `run_dir` and read there from then on.
-
-    Raises:
-      ValueError: a file that is not of the format, or has no reflections where these are learned; an unknown game.
-    """
-    game = envs.make_host(config.game)
-    learned = _stored(config, run_dir, "trajectories", (config.successes, config.failures))
-    others = _stored(config, run_dir, "held_out", HELD_OUT)
-    notes = [step.note for one in learned for step in one.history.steps]
-    if config.method == "lac" and not any(verdict(note) in (GOOD, BAD) for note in notes):
-        raise ValueError(
-            f"none of {len(learned)} trajectories has a reflection that ends GOOD or BAD, which --method lac learns; "
-            f"add them, or choose a --method that learns actions: {', '.join(offline.METHODS)}"
-        )
-    room = context_within(config.model, config.prompts.context_tokens)
-    of = lambda name: dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
-    critic = of("lac")
-    if config.method == "lac":
-        lines = [line for one in others for line in offline.lac_lines(one.history, config.learn_actions)]
-        return Data(learned, critic, critic, lines, critic)
-    policy = of("react")
-    lines = [line for one in others if one.success for line in offline.actions(one.history)]
-    return Data(learned, policy, critic, lines, offline.acting(config.weights, policy))
-
-
-def _stored(config: FinetuneConfig, run_dir: pathlib.Path | None, name: str, made: tuple[int, int]) -> list[Trajectory]:
-    given, path = getattr(config, name), run_dir / f"{name}.jsonl" if run_dir else None
+def stored(path: pathlib.Path | None, make: Callable[[], list[Trajectory]]) -> list[Trajectory]:
+    """The trajectories in a run's file, which is written once; without a path they are made alone."""
     if path and path.is_file():
         return trajectories.read(path)
-    if given:
-        found = trajectories.read(pathlib.Path(os.path.expanduser(given)))
-    elif config.game in envs.DEMONSTRATED:
-        episodes = envs.demonstrations(config.game, *made, config.seed, name == "held_out")
-        found = [Trajectory(one.history, one.success) for one in episodes]
-    else:
-        return []
-    if path and processes.first():
-        trajectories.write(path, found)
-    return found
+    episodes = make()
+    if path and episodes and processes.first():
+        trajectories.write(path, episodes)
+    return episodes
 
 
-def examples_of(
-    config: FinetuneConfig, data: Data, tokenizer: Tokenizer, model: LanguageModel | None = None
-) -> list[Example]:
-    """What a step learns from, as tokens.
+def read_or_make(
+    file: str, game: str, numbers: tuple[int, int], seed: int, held_out: bool = False
+) -> Callable[[], list[Trajectory]]:
+    """A function that reads the trajectories in a file, or makes (successes, failures) of a game that can show some."""
 
-    Args:
-      model: of the actor-critic's Q; without one its actions are weighted by 1.
+    def make() -> list[Trajectory]:
+        if file:
+            return trajectories.read(pathlib.Path(os.path.expanduser(file)))
+        if game not in envs.DEMONSTRATED:
+            return []
+        episodes = envs.demonstrations(game, *numbers, seed, held_out)
+        return [Trajectory(episode.history, episode.success) for episode in episodes]
+
+    return make
+
+
+def gather(
+    config: FinetuneConfig, game: HostGame, tokenizer: Tokenizer, run_dir: pathlib.Path | None = None
+) -> tuple[Lessons, list[Trajectory]]:
+    """What is learned, and the trajectories that are held out. What was made or read once is kept in `run_dir`.
 
     Raises:
-      ValueError: see `offline.pairs`; the tokenizer splits a transcript differently from its lines.
+      ValueError: a file that is not of the format, or has no reflections where these are learned.
     """
-    joined = config.rows == "episodes"
+    numbers = config.successes, config.failures
+    learn = read_or_make(config.trajectories, config.game, numbers, config.seed)
+    judge = read_or_make(config.held_out, config.game, HELD_OUT, config.seed, held_out=True)
+    episodes = stored(run_dir and run_dir / "trajectories.jsonl", learn)
+    held_out = stored(run_dir and run_dir / "held_out.jsonl", judge)
+    room = context_within(config.model, config.prompts.context_tokens)
+    prompts = game, config.prompts, config.model, tokenizer, room
+    critic = dialogue_of(METHODS["lac"], *prompts)
     if config.method == "lac":
-        lines = [line for one in data.trajectories for line in offline.lac_lines(one.history, config.learn_actions)]
-        pairs = pairs_of(data.dialogue, lines, joined)
+        lessons = Lessons(episodes, critic, critic, None, config.learn_actions)
     else:
-        weights = config.weights
-        if model is None and config.method == "actor_critic":
-            weights = OfflineConfig()
-        pairs = offline.pairs(weights, data.dialogue, data.trajectories, model, data.critic, joined)
-    examples = sft.tokenize(tokenizer, pairs)
-    chat, pieces = pairs[0]
-    whole = tokenizer.render_chat(chat.messages) + tokenizer.as_content("".join(piece.text for piece in pieces))
-    if joined and examples[0].tokens != tokenizer.encode(whole):
-        raise ValueError(
-            f"{config.model}'s tokenizer splits a transcript differently from its lines; choose --rows pairs"
-        )
-    return examples
-
-
-def count(examples: Sequence[Example]) -> tuple[int, int]:
-    """(tokens learned, tokens read) in one pass."""
-    learned = sum(weight != 0 for one in examples for weight in one.weights)
-    return learned, sum(len(one.tokens) for one in examples)
-
-
-def describe(config: FinetuneConfig, data: Data, tokenizer: Tokenizer) -> str:
-    """What a run would learn, in words: trajectories, pairs, tokens and steps."""
-    steps = sum(len(one.history.steps) for one in data.trajectories)
-    number, won = len(data.trajectories), sum(one.success for one in data.trajectories)
-    lines = [f"{number} trajectories ({won} successes) of {steps} steps; held out: {len(data.held_out)} lines"]
-    for rows in ("pairs", "episodes"):
-        try:
-            examples = examples_of(dataclasses.replace(config, rows=rows), data, tokenizer)
-        except ValueError as error:
-            lines.append(f"--rows {rows}: {error}")
-            continue
-        (learned, read), longest = count(examples), max(len(one.tokens) for one in examples)
-        lines.append(
-            f"--rows {rows}: {len(examples)} examples, the longest of {longest} tokens; one "
-            f"pass learns {learned:,} tokens and reads {read:,}, {read / learned:.1f} for each; {config.iterations:,} "
-            f"steps of {config.batch} are {config.iterations * config.batch / len(examples):.1f} passes"
-        )
-    return "\n".join(lines)
-
-
-def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
-    """Fine-tunes in a folder that is this run's, and writes its results. Returns those; see `results.write`.
-
-    Raises:
-      ValueError: see `gather`, `examples_of`, `loop.train`.
-    """
-    mesh = players.parse_mesh(config.mesh)
-    base = models.local_model(
-        config.model, config.dtype, config.lora, chat=False, mesh=mesh, templates=config.templates
-    )
-    tokenizer, network = base.tokenizer, base.model
-    data = gather(config, tokenizer, run_dir)
-    examples = examples_of(config, data, tokenizer, dataclasses.replace(base, cache_mb=_CACHE_MB))
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(config.learning_rate, weight_decay=0.0))
-    state = adapter_training.start(network, base.variables["params"], optimizer, config.seed)
-
-    def evaluate(state) -> dict[str, float]:
-        if not data.held_out:
-            return {}
-        model = LocalModel(network, {"params": state.params, "lora": state.lora}, tokenizer, cache_mb=_CACHE_MB)
-        return offline.evaluate(model, data.held_out_dialogue, data.held_out)
-
-    if resume and (run_dir / results.RESULTS).is_file():
-        before = results.read(run_dir)["before"]
-    else:
-        print("evaluating before training ...", flush=True)
-        before = evaluate(state)
-        results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=[config.seed])
-    state = loop.restore(run_dir, state) if resume else state
-    loss = functools.partial(sft.sft_loss, network.clone(remat=config.remat))
-    step = jax.jit(adapter_training.make_update(network, loss, optimizer, config.micro_batch), donate_argnums=0)
-    batch = adapter_training.batches(examples, config.batch, config.seed)
-
-    def evaluated(done: int, state) -> dict[str, float]:
-        due = done % config.eval_every == 0 or done == config.iterations
-        return {f"eval/{name}": value for name, value in evaluate(state).items()} if due else {}
-
-    def finish(state: adapter_training.State) -> None:
-        write_model(config, run_dir / "model", base, state)
-        rows = [row for row in read_rows(run_dir) if any(name.startswith("eval/") for name in row)]
-        last = rows[-1] if rows else {}
-        after = {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
-        learned, read = count(examples)
-        counts = {"examples": len(examples), "tokens_learned": learned, "tokens_read": read}
-        results.write(run_dir, script=SCRIPT, before=before, after=after, seeds=[config.seed], counts=counts)
-        start = {f"eval/{name}": value for name, value in before.items()}
-        plots.learning_curve([run_dir], ["loss", *start], run_dir / "learning_curve.png", config.method, before=start)
-
-    loop.train(
-        run_dir,
-        lambda state, key: step(state, batch(int(state.iteration))),
-        state,
-        loop.Plan(
-            seed=config.seed,
-            iterations=config.iterations,
-            checkpoint_every=config.checkpoint_every,
-            columns=("loss", "eval/accuracy"),
-            resume=resume,
-        ),
-        evaluate=evaluated,
-        finish=finish,
-    )
-    return results.read(run_dir)
-
-
-def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, state: adapter_training.State) -> None:
-    """The model as a Hugging Face folder, with the prompts it has learned."""
-    huggingface.save(folder, base.model.config, state.params, base.tokenizer, lora=state.lora)
-    if processes.first():
-        write_form(folder, config.prompts, config.model, method=config.method)
+        policy = dialogue_of(METHODS["react"], *prompts)
+        lessons = Lessons(episodes, policy, critic, dataclasses.replace(config.offline, method=config.method))
+    lessons.check()
+    return lessons, held_out
 
 
 COMMAND = app.Command(
@@ -315,19 +175,52 @@ def main(argv: list[str]) -> None:
         leave_out("with --trajectories, your own file", "successes", "failures")
     if config.method != "dense_policy_gradient":
         leave_out(f"with --method {config.method}", "step_reward")
-    envs.make_host(config.game)
-    given = () if flags.FLAGS.resume else (config.trajectories, config.held_out)  # a resumed run has its copies
-    for file in filter(None, given):
+    game = envs.make_host(config.game)
+    files = () if flags.FLAGS.resume else (config.trajectories, config.held_out)  # a resumed run has its copies
+    for file in filter(None, files):
         trajectories.read(pathlib.Path(os.path.expanduser(file)))
     context_within(config.model, config.prompts.context_tokens)
     tokenizer = load_tokenizer(config.model, templates=config.templates)
     if config.method in ("lac", "actor_critic"):
         check_words(tokenizer, (GOOD, BAD))
     if flags.FLAGS.dry_run:
-        print(describe(config, gather(config, tokenizer), tokenizer))
+        lessons, others = gather(config, game, tokenizer)
+        print(describe(lessons, len(lessons.judged_by(others)[1]), tokenizer, config.iterations, config.batch))
         return
     run_dir, resume = COMMAND.open(config)
-    finished = finetune(config, run_dir, resume)
+    lessons, others = gather(config, game, tokenizer, run_dir)
+    judge, lines = lessons.judged_by(others)
+
+    mesh = players.parse_mesh(config.mesh)
+    base = models.local_model(
+        config.model, config.dtype, config.lora, chat=False, mesh=mesh, templates=config.templates, cache_mb=CACHE_MB
+    )
+    examples = lessons.examples(tokenizer, config.rows == "episodes", base)
+    network, batch = base.model, adapter_training.batches(examples, config.batch, config.seed)
+    optimizer = adapter_training.optimizer(config.learning_rate)
+    loss = functools.partial(sft.sft_loss, network.clone(remat=config.remat))
+    step = jax.jit(adapter_training.make_update(network, loss, optimizer, config.micro_batch), donate_argnums=0)
+
+    def update(state, key):
+        return step(state, batch(int(state.iteration)))
+
+    def evaluate(state) -> dict[str, float]:
+        model = base.with_variables({"params": state.params, "lora": state.lora})
+        return offline.evaluate(model, judge, lines) if lines else {}
+
+    def finish(state) -> None:
+        huggingface.save(run_dir / "model", network.config, state.params, tokenizer, lora=state.lora)
+        if processes.first():
+            write_form(run_dir / "model", config.prompts, config.model, method=config.method)
+        start = {f"eval/{name}": value for name, value in results.read(run_dir)["before"].items()}
+        plots.learning_curve([run_dir], ["loss", *start], run_dir / "learning_curve.png", config.method, before=start)
+
+    learned, read = count(examples)
+    counts = {"examples": len(examples), "tokens_learned": learned, "tokens_read": read}
+    state = adapter_training.start(network, base.variables["params"], optimizer, config.seed)
+    columns, every = ("loss", "eval/accuracy"), config.eval_every
+    plan = loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume, every)
+    finished = loop.learn(run_dir, SCRIPT, update, state, plan, evaluate, finish, seeds=[config.seed], counts=counts)
     print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of nlrl-jax run_lac plays it")
     before, after = finished["before"], finished["after"]
     changes = (f"{name} {before[name]:.3f} -> {value:.3f}" for name, value in after.items())

@@ -132,8 +132,11 @@ def train(trainer: Trainer, run_dir: pathlib.Path, resume: bool) -> dict[str, An
     config, columns = trainer.config, ("env_return", "eval/env_return", "epsilon", "loss")
     plan = loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume, config.eval_every)
     drawn, picture = ("env_return", "eval/env_return", "q", "loss"), run_dir / "learning_curve.png"
-    show = lambda: learning_curve([run_dir], drawn, picture)
-    return loop.learn(run_dir, SCRIPT, trainer.update, trainer.init(), plan, trainer.evaluate, show)
+
+    def draw(state) -> None:
+        learning_curve([run_dir], drawn, picture)
+
+    return loop.learn(run_dir, SCRIPT, trainer.update, trainer.init(), plan, trainer.evaluate, draw)
 
 
 def main(argv: list[str]) -> None:

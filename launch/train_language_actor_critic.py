@@ -275,8 +275,8 @@ def main(argv: list[str]) -> None:
                 run(method, opponent, folder)
             finished[opponent, method] = results.read(folder)
     except SystemExit:  # Ctrl-C still writes the report of what is finished
-        if (folder / results.RESULTS).is_file():
-            finished[opponent, method] = results.read(folder)
+        if (folder / results.RESULTS).is_file() and (stored := results.read(folder))["after"]:
+            finished[opponent, method] = stored
         if finished:
             page()
         raise

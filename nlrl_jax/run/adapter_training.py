@@ -32,6 +32,11 @@ class State:
         return {"lora": self.lora, "opt_state": self.opt_state, "iteration": self.iteration}
 
 
+def optimizer(learning_rate: float | optax.Schedule) -> optax.GradientTransformation:
+    """AdamW on gradients that are clipped to norm 1."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate, weight_decay=0.0))
+
+
 def start(model: Transformer, params: Any, optimizer: optax.GradientTransformation, seed: int) -> State:
     """The state before the first step, on the model's mesh or the first device: an adapter that changes nothing yet."""
     lora = placement.fresh_lora(model, jax.random.fold_in(jax.random.key(check_seed(seed)), 0))

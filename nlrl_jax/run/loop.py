@@ -181,29 +181,45 @@ def learn(
     state: Any,
     plan: Plan,
     evaluate: Callable[[Any], dict[str, float]],
-    show: Callable[[], Any] | None = None,
+    finish: Callable[[Any], Any] | None = None,
+    **facts: Any,
 ) -> dict[str, Any]:
     """`train` with the same evaluation before training, every `plan.eval_every` iterations and at the end.
 
     Args:
-      show: draws what results.json and the metrics hold, once they are written.
+      finish: gets the last state, once results.json is written.
+      facts: more entries of results.json.
 
     Returns:
       The content of results.json, with the "iterations" done.
     """
-    before = evaluate(state)
+    if plan.resume and (run_dir / results.RESULTS).is_file():
+        before = results.read(run_dir)["before"]
+    else:
+        before = evaluate(state)
+        results.write(run_dir, script=script, before=before, after={}, iterations=0, **facts)
     state = restore(run_dir, state) if plan.resume else state
+    latest: dict[int, dict[str, float]] = {}  # iterations done -> the last evaluation
 
-    def finish(state: Any) -> None:
-        results.write(run_dir, script=script, before=before, after=evaluate(state), iterations=_done(state))
-        if show:
-            show()
+    def evaluate_once(state: Any) -> dict[str, float]:
+        done = _done(state)
+        if done not in latest:
+            evaluation = evaluate(state)
+            latest.clear()
+            latest[done] = evaluation
+        return latest[done]
 
-    def now(done: int, state: Any) -> dict[str, float]:
+    def write_results(state: Any) -> None:
+        after = evaluate_once(state)
+        results.write(run_dir, script=script, before=before, after=after, iterations=_done(state), **facts)
+        if finish:
+            finish(state)
+
+    def evaluate_if_due(done: int, state: Any) -> dict[str, float]:
         due = done % plan.eval_every == 0 or done == plan.iterations
-        return {f"eval/{name}": value for name, value in evaluate(state).items()} if due else {}
+        return {f"eval/{name}": value for name, value in evaluate_once(state).items()} if due else {}
 
-    train(run_dir, update, state, plan, now, finish)
+    train(run_dir, update, state, plan, evaluate_if_due, write_results)
     return results.read(run_dir)
 
 

@@ -311,7 +311,8 @@ def test_evaluations_stand_beside_the_metrics(tmp_path):
 def test_a_learner_is_evaluated_before_every_few_iterations_and_at_the_end(tmp_path):
     plan, shown = loop.Plan(0, 5, checkpoint_every=5, eval_every=2), []
     evaluate = lambda state: {"n": float(state.iteration)}
-    show = lambda: shown.append((tmp_path / "results.json").exists())
-    stored = loop.learn(tmp_path, "x", jax.jit(update), initial(), plan, evaluate, show)
+    finish = lambda state: shown.append(loop.results.read(tmp_path)["after"] == {"n": float(state.iteration)})
+    stored = loop.learn(tmp_path, "x", jax.jit(update), initial(), plan, evaluate, finish, seeds=[3])
     assert (stored["before"], stored["after"], stored["iterations"]) == ({"n": 0.0}, {"n": 5.0}, 5)
+    assert stored["seeds"] == [3]
     assert [row.get("eval/n") for row in read_rows(tmp_path)] == [None, 2.0, None, 4.0, 5.0] and shown == [True]
