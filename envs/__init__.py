@@ -61,7 +61,7 @@ DEMONSTRATED = ("babyai", *RECORDED)
 
 
 def make(name: str, prompt: str = "paper", **options) -> TextGame:
-    """A text game by name.
+    """Makes a text game by name.
 
     Args:
       name: one of `GAMES`, or your own as `my_module:text_game`: a `TextGame`, or a function of `prompt` and `options`
@@ -76,7 +76,8 @@ def make(name: str, prompt: str = "paper", **options) -> TextGame:
 
 
 def context_of(name: str, context: str = "auto") -> str:
-    """What a model reads of a game before it acts: "state", or "transcript" of the episode; `context` unless "auto".
+    """Returns what a model reads before it acts: "state", or "transcript" of the episode; `context` unless it is
+    "auto".
 
     Raises:
       ValueError: your own game cannot be loaded; see `user_game.load`.
@@ -92,12 +93,12 @@ def context_of(name: str, context: str = "auto") -> str:
 
 
 def make_board(name: str, **options) -> BoardGame:
-    """A game of two players by name: one of `BOARD_GAMES`, or `my_module:board_game`. Errors: see `make`."""
+    """Makes a game of two players by name: one of `BOARD_GAMES`, or `my_module:board_game`. Errors: see `make`."""
     return _make(BoardGame, _BOARD, name, **options)
 
 
 def make_control(name: str, **options) -> ControlGame:
-    """A game for agents that observe numbers, by name: one of `CONTROL_GAMES`, or `my_module:control_game`.
+    """Makes a game for agents that observe numbers: one of `CONTROL_GAMES`, or `my_module:control_game`.
 
     Args:
       **options: those of the module's own `control_game`, e.g. `points` for Pong or `physics` for the robots.
@@ -109,7 +110,7 @@ def make_control(name: str, **options) -> ControlGame:
 
 
 def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
-    """A game that is played by text on the host, by name.
+    """Makes a game that is played by text on the host, by name.
 
     Args:
       name: one of `HOST_GAMES`, or your own as `my_module:host_game`. Any text game will do, your own too.
@@ -134,7 +135,7 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
 
 
 def make_host_pair(name: str, maps: tuple[str, str] = ("train", "held_out"), **options) -> tuple[HostGame, HostGame]:
-    """A host game to train on and the one to evaluate on: two where there are maps for each, else the same one twice.
+    """Makes a host game to train on and one to evaluate on: the same one twice where there are no maps for each.
 
     Args:
       maps: of games in `WITH_MAPS`. options: see `make_host`.
@@ -152,7 +153,7 @@ def _on_the_host(game: TextGame, max_steps: int = 0) -> HostGame:
 
 
 def _make(kind: type, games: dict[str, tuple[str, dict[str, Any]]], name: str, **options) -> Any:
-    """A built-in game, or the user's own.
+    """Makes a built-in game, or loads the user's own.
 
     Raises:
       ValueError: an unknown name, a package that is not installed, an option that the game does not take or that its
@@ -174,7 +175,7 @@ def _make(kind: type, games: dict[str, tuple[str, dict[str, Any]]], name: str, *
 
 
 def _imported(name: str, module: str):
-    """The module of a game; where a package of the extra with the game's name is missing, ValueError says so."""
+    """Imports a game's module; ValueError says which extra to install where a package is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -185,7 +186,7 @@ def _imported(name: str, module: str):
 
 
 def demonstrations(name: str, successes: int, failures: int, seed: int, held_out: bool = False) -> list[Any]:
-    """Trajectories of a game with reflections, each with `history` and `success`.
+    """Returns trajectories of a game with reflections, each with `history` and `success`.
 
     Args:
       name: one of `DEMONSTRATED`. BabyAI's are made; for the others, see `recorded`.

@@ -64,7 +64,7 @@ def move(position: jax.Array, direction: jax.Array, size: int) -> jax.Array:
 
 
 def slip_directions(action: jax.Array) -> jax.Array:
-    """The three equally likely directions on slippery ice: int32 [3], the intended one first."""
+    """Returns the three equally likely directions on slippery ice: int32 [3], the intended one first."""
     return jnp.asarray([(UP, LEFT, RIGHT), (DOWN, LEFT, RIGHT), (LEFT, UP, DOWN), (RIGHT, UP, DOWN)])[action]
 
 
@@ -111,7 +111,7 @@ def in_split(xp, holes, maps: str):
 
 
 def _spread(xp, reached, free):
-    """One step of a flood fill over bool [..., size, size], with numpy or jax.numpy as `xp`."""
+    """Grows a flood fill by one step: bool [..., size, size], with numpy or jax.numpy as `xp`."""
     padded = xp.pad(reached, [(0, 0)] * (reached.ndim - 2) + [(1, 1), (1, 1)])
     rows = padded[..., :-2, 1:-1] | padded[..., 2:, 1:-1]
     columns = padded[..., 1:-1, :-2] | padded[..., 1:-1, 2:]
@@ -120,7 +120,7 @@ def _spread(xp, reached, free):
 
 @functools.lru_cache
 def map_table(size: int, hole_probability: float, maps: str = "all") -> np.ndarray:
-    """Alias table over the maps of a small board: uint32 [2 ** (size * size - 2), 2].
+    """Builds the alias table over the maps of a small board: uint32 [2 ** (size * size - 2), 2].
 
     Bit k of a row's index says whether tile k + 1 is a hole. A row holds (threshold, alias): a uniform
     row index stands for itself if a uniform 32-bit word is below the threshold, else for the alias.
@@ -173,7 +173,7 @@ def _solvable(holes: np.ndarray, size: int) -> np.ndarray:
 
 
 def _alias_table(probability: np.ndarray) -> np.ndarray:
-    """Vose's construction of an alias table: probabilities, float64 [M] -> (threshold, alias), uint32 [M, 2]."""
+    """Builds an alias table by Vose's method: probabilities, float64 [M] -> (threshold, alias), uint32 [M, 2]."""
     share = probability * len(probability)  # 1 where a row's own probability just fills it
     keep, alias = np.ones_like(share), np.arange(len(share))
     small, large = list(np.flatnonzero(share < 1)), list(np.flatnonzero(share >= 1))
@@ -210,11 +210,11 @@ class FrozenLake(DiscreteGame):
         self.size, self.slippery, self.hole_probability, self.maps = size, slippery, hole_probability, maps
 
     def start(self, key: jax.Array, params: EnvParams) -> FrozenLakeState:
-        """A new solvable map with the player at the start."""
+        """Draws a new solvable map with the player at the start."""
         return FrozenLakeState(time=jnp.int32(0), position=jnp.int32(0), holes=self.draw_map(key))
 
     def draw_map(self, key: jax.Array) -> jax.Array:
-        """Holes of a random solvable map: bool [size * size]."""
+        """Draws the holes of a random solvable map: bool [size * size]."""
         tiles = self.size * self.size
         if self.size <= _TABLE_SIZE:
             table = jnp.asarray(map_table(self.size, self.hole_probability, self.maps))
@@ -235,14 +235,14 @@ class FrozenLake(DiscreteGame):
         return jax.lax.while_loop(lambda carry: ~carry[2], draw, start)[1]
 
     def advance(self, key, state, action, params):
-        """The reward is 1 on reaching the goal, else 0."""
+        """Slides the player; the reward is 1 on reaching the goal, else 0."""
         direction = jnp.asarray(action, jnp.int32)
         if self.slippery:
             direction = slip_directions(direction)[jax.random.bits(key) % 3]
         return *outcome(state, direction, self.size), {}
 
     def is_terminated(self, state: FrozenLakeState, params: EnvParams) -> jax.Array:
-        """In a hole or on the goal."""
+        """Whether the player is in a hole or on the goal: bool []."""
         return state.holes[state.position] | self.success(state)
 
     def success(self, state: FrozenLakeState) -> jax.Array:
@@ -250,14 +250,16 @@ class FrozenLake(DiscreteGame):
         return state.position == self.size * self.size - 1
 
     def observe(self, key, state, action, params) -> jax.Array:
-        """float32 [size, size, 3]: player, holes, goal."""
+        """Returns float32 [size, size, 3], planes of player, holes and goal."""
         tiles = np.arange(self.size * self.size)
         planes = jnp.stack([tiles == state.position, state.holes, tiles == tiles[-1]], axis=-1)
         return planes.reshape(self.size, self.size, 3).astype(jnp.float32)
 
 
 def optimal(state: FrozenLakeState) -> int | None:
-    """Fewest steps from a state on the host to the goal, on slippery ice with luck; None where holes cut it off."""
+    """Counts the fewest steps to the goal from a state on the host, on slippery ice with luck; None where holes cut it
+    off.
+    """
     free = ~np.asarray(state.holes)
     size = math.isqrt(len(free))
     reached, grown = np.zeros_like(free), free & (np.arange(len(free)) == state.position)
@@ -269,12 +271,12 @@ def optimal(state: FrozenLakeState) -> int | None:
 
 
 def max_holes(size: int) -> int:
-    """Most holes a solvable map can have: the shortest path keeps 2 * size - 1 tiles free."""
+    """Bounds the holes of a solvable map: the shortest path keeps 2 * size - 1 tiles free."""
     return (size - 1) ** 2
 
 
 def fields(state: FrozenLakeState) -> dict[str, jax.Array]:
-    """What the text of a state reads, all int32.
+    """Computes what the text of a state reads, all int32.
 
     Returns:
       player_x, player_y []; num_holes []; hole_x, hole_y [(size - 1) ** 2], in reading order;
@@ -298,7 +300,7 @@ def fields(state: FrozenLakeState) -> dict[str, jax.Array]:
 
 
 def observation_template(size: int) -> Template:
-    """The dynamic text of the paper prompt."""
+    """Returns the dynamic text of the paper prompt."""
     legend = (("P", "player"), ("O", "hole"), ("G", "goal"), ("_", "empty ice"))
     return Template(
         (
@@ -332,7 +334,7 @@ def text_game(
     hole_probability: float = 0.2,
     maps: str = "all",
 ) -> TextGame:
-    """FrozenLake as a text game (MS-GRPO, appendix, FrozenLake-NotSlippery and -Slippery).
+    """Makes FrozenLake as a text game (MS-GRPO, appendix, FrozenLake-NotSlippery and -Slippery).
 
     The wording is ours; fields, symbols, lists and layout are the paper's. The compact prompt shows the
     grid alone. `X` marks a player in a hole and `*` one on the goal; no acting player sees either.

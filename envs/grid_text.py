@@ -22,7 +22,7 @@ ACTION_RULE = 'Available actions: Up, Down, Left, Right. Reply with 1 to 3 actio
 
 
 def offset(action: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(row, column) change of an action, int32; other ids do not move."""
+    """Returns the (row, column) change of an action, int32; other ids do not move."""
     action = jnp.asarray(action)
     rows = (action == DOWN).astype(jnp.int32) - (action == UP).astype(jnp.int32)
     columns = (action == RIGHT).astype(jnp.int32) - (action == LEFT).astype(jnp.int32)
@@ -30,22 +30,22 @@ def offset(action: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def xy(cell: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Text coordinates of a cell index."""
+    """Converts a cell index to the text's coordinates."""
     return cell % size, size - 1 - cell // size
 
 
 def first_cells(mask: jax.Array, count: int) -> jax.Array:
-    """The first `count` true cells of a bool [N], in reading order; cell 0 fills up: int32 [count]."""
+    """Returns the first `count` true cells of a bool [N], in reading order; cell 0 fills up: int32 [count]."""
     return jnp.nonzero(mask, size=count, fill_value=0)[0].astype(jnp.int32)
 
 
 def grid(symbols: tuple[str, ...], size: int, field: str = "cells") -> Template:
-    """The character grid: `field`, int [size * size], indexes `symbols`; blanks between columns."""
+    """Draws a square grid of characters: `field`, int [size * size], indexes `symbols`; blanks between columns."""
     return drawn([Choice(field, symbols, cell) for cell in range(size * size)], size)
 
 
 def drawn(cells: Sequence[Choice], columns: int, across: str = " ", down: str = "\n") -> Template:
-    """Cells row by row, with `across` between columns and `down` between rows."""
+    """Draws cells row by row, with `across` between columns and `down` between rows."""
     parts: list[Literal | Choice] = [cells[0]]
     for i, cell in enumerate(cells[1:], 1):
         parts += [Literal(across if i % columns else down), cell]
@@ -70,7 +70,7 @@ def points(prefix: str, max_items: int, size: int, empty: str) -> Repeat:
 
 
 def conventions(size: int) -> str:
-    """Board size and coordinate sentence of the paper prompt."""
+    """Returns the paper prompt's sentences on board size and coordinates."""
     last = size - 1
     return (
         f"The board has {size}x{size} cells. A cell is written as (X, Y), where X is the column and Y is the row; "
@@ -80,6 +80,6 @@ def conventions(size: int) -> str:
 
 
 def legend(entries: tuple[tuple[str, str], ...]) -> str:
-    """The list of symbols and the heading of the grid."""
+    """Lists the symbols, with the heading of the grid below."""
     lines = "\n".join(f"- {symbol}: {meaning}" for symbol, meaning in entries)
     return f"Symbols used in the state:\n{lines}\nState:\n"

@@ -71,7 +71,7 @@ class OnePlayer(DiscreteGame):
         super().__init__(words, (*shape, 2), EnvParams(max_steps_in_episode=max_steps))
 
     def start(self, key: jax.Array, params: EnvParams) -> OnePlayerState:
-        """The first position, or the one after the opponent's first move."""
+        """Returns the first position, or the one after the opponent's first move."""
         key_side, key_move = jax.random.split(key)
         if self.side == "both":
             side = (jax.random.bits(key_side) & 1).astype(jnp.int32)
@@ -82,13 +82,13 @@ class OnePlayer(DiscreteGame):
         return OnePlayerState(time=jnp.int32(0), position=position, side=side)
 
     def answer(self, key: jax.Array, position: Any) -> Any:
-        """The position after the opponent's move; meaningless where the game is over."""
+        """Makes the opponent's move; the position means nothing where the game is over."""
         mask = self.moves_of(position)
         # The largest of independent uniform numbers over the allowed moves: each is equally likely.
         return self.game.step(position, jnp.argmax(jnp.where(mask, jax.random.uniform(key, mask.shape), -1.0)))
 
     def advance(self, key, state, action, params):
-        """The opponent answers a legal move that does not end the game."""
+        """Makes the agent's move; the opponent answers a legal one that does not end the game."""
         game, move = self.game, jnp.asarray(self.ids)[action]
         # 1. The agent's move, if it is legal; 2. the opponent's, unless the game is over.
         legal = game.legal_action_mask(state.position)[move]
@@ -99,7 +99,7 @@ class OnePlayer(DiscreteGame):
         return state, reward, game.is_terminal(position), {"illegal_move": ~legal}
 
     def is_terminated(self, state: OnePlayerState, params: EnvParams) -> jax.Array:
-        """The game is over by its rules."""
+        """Whether the game is over by its rules: bool []."""
         return self.game.is_terminal(state.position)
 
     def success(self, state: OnePlayerState) -> jax.Array:
@@ -107,11 +107,11 @@ class OnePlayer(DiscreteGame):
         return self.game.returns(state.position) * (1 - 2 * state.side) == 1
 
     def observe(self, key, state: OnePlayerState, action, params) -> jax.Array:
-        """float32 [rows, columns, 2]."""
+        """Returns float32 [rows, columns, 2], planes of the agent's pieces and the opponent's."""
         cells, agent = self.game.fields(state.position)["cells"], state.side + 1
         return jnp.stack([cells == agent, cells == 3 - agent], axis=-1).reshape(self.shape).astype(jnp.float32)
 
     def fields(self, state: OnePlayerState) -> dict[str, jax.Array]:
-        """The game's own, and legal: int32 [A], 1 where the action is legal."""
+        """Adds to the game's fields legal: int32 [A], 1 where the action is legal."""
         legal = self.game.legal_action_mask(state.position)[self.ids].astype(jnp.int32)
         return {**self.game.fields(state.position), "legal": legal}

@@ -14,7 +14,7 @@ def real(value: Any) -> bool:
 
 
 def integer(name: str, value: int, minimum: int, maximum: int = 2**31 - 1) -> int:
-    """An option that is a whole number between `minimum` and `maximum`, the largest int32 by default.
+    """Checks that an option is a whole number between `minimum` and `maximum`, the largest int32 by default.
 
     Raises:
       ValueError: it is not; the message names the option and the value.

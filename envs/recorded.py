@@ -32,7 +32,7 @@ class Recorded(NamedTuple):
 
 
 def demonstrations(game: str, successes: int, failures: int, held_out: bool = False) -> list[Recorded]:
-    """The first trajectories of each ending, successes first; no more than there are."""
+    """Loads the first trajectories of each ending, successes first; no more than there are."""
     by_ending: dict[bool, list[Recorded]] = {True: [], False: []}
     for row in _rows(game, held_out):
         by_ending[row["success"]].append(Recorded(_history(row, "Critic"), row["success"], tuple(row["task"])))
@@ -40,7 +40,7 @@ def demonstrations(game: str, successes: int, failures: int, held_out: bool = Fa
 
 
 def examples(game: str, label: str, number: int) -> list[History]:
-    """Up to 12 successes with notes of a kind, those without a BAD step first.
+    """Loads up to 12 successes with notes of a kind, those without a BAD step first.
 
     Args:
       label: one of `dialogues.NOTES`, or "Think": new thoughts are steps before the actions.

@@ -83,7 +83,8 @@ class SnakeParams(environment.EnvParams):
 
 
 def distinct_cells(words: jax.Array, cells: int) -> jax.Array:
-    """As many different cells as there are random uint32 words [K], every ordered choice equally likely: int32 [K].
+    """Draws as many different cells as there are random uint32 words [K], every ordered choice equally likely: int32
+    [K].
 
     A Fisher-Yates shuffle of `range(cells)` cut off after K swaps, of which only the swaps are kept.
     """
@@ -105,13 +106,13 @@ def distinct_cells(words: jax.Array, cells: int) -> jax.Array:
 
 
 def pack(mask: jax.Array, width: int) -> jax.Array:
-    """Rows of a mask as bits, column 0 lowest: bool [R * width] -> uint32 [R]."""
+    """Packs the rows of a mask into bits, column 0 lowest: bool [R * width] -> uint32 [R]."""
     columns = np.arange(width, dtype=np.uint32)
     return (mask.reshape(-1, width).astype(jnp.uint32) << columns).sum(1, dtype=jnp.uint32)
 
 
 def random_cell(word: jax.Array, rows: jax.Array, width: int) -> jax.Array:
-    """A uniformly random set bit of packed rows, from one uint32 word: int32 [], R * width if there is none."""
+    """Draws a uniformly random set bit of packed rows, from one uint32 word: int32 [], R * width if there is none."""
     row_numbers = np.arange(rows.shape[0])
     per_row = jax.lax.population_count(rows).astype(jnp.int32)
     # The cell is the `rank`-th set bit: first the row that holds it, then the column, both by counting bits.
@@ -127,7 +128,7 @@ def random_cell(word: jax.Array, rows: jax.Array, width: int) -> jax.Array:
 
 
 def targets(head: jax.Array, action: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Where an action takes a head: (cell index, whether it is on the board). Shapes broadcast."""
+    """Moves heads: (cell index, whether it is on the board). Shapes broadcast."""
     rows, columns = grid_text.offset(action)
     row, column = head // size + rows, head % size + columns
     inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
@@ -135,7 +136,7 @@ def targets(head: jax.Array, action: jax.Array, size: int) -> tuple[jax.Array, j
 
 
 def enemy_moves(state: SnakeState, size: int) -> jax.Array:
-    """The enemy's valid actions: bool [4]; all four if none avoids the walls and its own body."""
+    """Finds the enemy's valid actions: bool [4]; all four if none avoids the walls and its own body."""
     cells, inside = targets(state.head[ENEMY], np.arange(4), size)
     deters = jnp.where(state.ages[ENEMY].max() > 2, 2, 1)  # the age from which on: a tail has age 1
     valid = inside & (state.ages[ENEMY][cells] < deters)
@@ -145,7 +146,7 @@ def enemy_moves(state: SnakeState, size: int) -> jax.Array:
 def advance(
     state: SnakeState, actions: jax.Array, size: int, max_length: int
 ) -> tuple[SnakeState, jax.Array, jax.Array]:
-    """Both snakes move, die or eat; eaten apples are gone and not yet replaced. A finished game stays as it is.
+    """Moves both snakes, which die or eat; eaten apples go and are not yet replaced. A finished game stays as it is.
 
     Args:
       state: before the moves.
@@ -181,7 +182,7 @@ def advance(
 
 
 def respawn(state: SnakeState, ate: jax.Array, words: jax.Array, size: int) -> SnakeState:
-    """One new apple for each true `ate` [2], on uniformly random empty cells, from uint32 words [2]."""
+    """Puts one new apple for each true `ate` [2] on uniformly random empty cells, from uint32 words [2]."""
     # The second apple is drawn from the cells that the first one leaves: its bit is cleared from the packed rows.
     cells = np.arange(size * size)
     empty = pack(~((state.ages > 0).any(0) | state.apples), size)
@@ -217,7 +218,7 @@ class Snake(DiscreteGame):
         self.size, self.num_apples, self.max_length = size, num_apples, max_length
 
     def start(self, key: jax.Array, params: SnakeParams) -> SnakeState:
-        """Two heads and the apples on different random cells."""
+        """Puts two heads and the apples on different random cells."""
         cells = np.arange(self.size * self.size)
         places = distinct_cells(jax.random.bits(key, (2 + self.num_apples,), jnp.uint32), len(cells))
         return SnakeState(
@@ -240,18 +241,18 @@ class Snake(DiscreteGame):
         return state, reward, self.is_terminated(state, params), {"enemy_action": enemy}
 
     def is_terminated(self, state: SnakeState, params: SnakeParams) -> jax.Array:
-        """At most one snake lives."""
+        """Whether at most one snake lives: bool []."""
         return ~state.alive.all()
 
     def observe(self, key, state, action, params) -> jax.Array:
-        """float32 [size, size, 5]: your head, your body, enemy head, enemy body, apples."""
+        """Returns float32 [size, size, 5], planes of your head, your body, enemy head, enemy body and apples."""
         heads = np.arange(self.size * self.size) == state.head[:, None]
         bodies = (state.ages > 0) & ~heads
         planes = jnp.stack([heads[YOU], bodies[YOU], heads[ENEMY], bodies[ENEMY], state.apples], axis=-1)
         return planes.reshape(self.size, self.size, 5).astype(jnp.float32)
 
     def fields(self, state: SnakeState) -> dict[str, jax.Array]:
-        """What the text of a state reads, all int32; S = max_length - 1.
+        """Computes what the text of a state reads, all int32; S = max_length - 1.
 
         Returns:
           num_apples []; apple_x, apple_y [num_apples], in reading order; head_x, head_y, enemy_head_x,
@@ -283,7 +284,7 @@ class Snake(DiscreteGame):
 
 
 def observation_template(size: int, num_apples: int, max_length: int, apple_reward: int) -> Template:
-    """The dynamic text of the paper prompt."""
+    """Returns the dynamic text of the paper prompt."""
     legend = (("1", "head of your snake"), ("2", "head of the enemy snake"), ("T", "body of a snake"))
     legend += (("A", "apple"), ("_", "empty cell"))
     segments = max_length - 1
@@ -333,7 +334,7 @@ def text_game(
     num_apples: int = 5,
     max_length: int = 30,
 ) -> TextGame:
-    """Snake as a text game (MS-GRPO, appendix, Snake-Standard and Snake-PoisonApple).
+    """Makes Snake as a text game (MS-GRPO, appendix, Snake-Standard and Snake-PoisonApple).
 
     The wording is ours; fields, symbols, lists and layout are the paper's. The appendix calls the
     dynamic text of both variants the same; we read that as the same form, and write `worth -1 points

@@ -61,7 +61,7 @@ class GameText:
     ending: Callable[[ControlEpisode], str]
 
     def excerpt(self, context: Mapping[str, Any]) -> Excerpt:
-        """The excerpt in the identification or reward prompt with this context."""
+        """Cuts the excerpt of the identification or reward prompt with this context."""
         episode = context["episode"]
         if "timeslot" not in context:
             return Excerpt.of(episode, context["begin"] - self.before, context["end"])
@@ -69,7 +69,7 @@ class GameText:
         return Excerpt.of(episode, context["timeslot"] - before, context["timeslot"] + after + 1)
 
     def history(self, context: Mapping[str, Any]) -> str:
-        """That excerpt as text."""
+        """Writes that excerpt as text."""
         excerpt, lines = self.excerpt(context), []
         for timeslot in excerpt.timeslots():
             did = f"action {self.action(excerpt.action(timeslot))}, reward {excerpt.reward(timeslot):.3g}"
@@ -80,7 +80,7 @@ class GameText:
         return "\n".join(lines)
 
     def cases(self, episode: ControlEpisode, verdicts: Sequence[Verdict], left_out: int) -> str:
-        """The critical timeslots and the episode's outcome."""
+        """Lists the critical timeslots and the episode's outcome."""
         lines = [f"(earlier critical timeslots not shown: {left_out})"] if left_out else []
         lines += [] if verdicts else ["No timeslot was found to be critical."]
         for timeslot, _, action, reason, judged in verdicts:
@@ -91,10 +91,10 @@ class GameText:
 
 
 class Excerpt(NamedTuple):
-    """The timeslots [begin, end) of an episode, as a prompt shows them.
+    """The timeslots [start, end) of an episode, as a prompt shows them.
 
-    observations: float [end - begin (+ 1 if `ends`), D]. actions, rewards: [end - begin, ...].
-    ends: the episode ends there; then the state after it is included. fell: it also terminated, by a fall or a point.
+    observations: float [end - start (+ 1 if `is_final`), D]. actions, rewards: [end - start, ...].
+    is_final: the episode ends there; then the state after it is included. fell: it also terminated, by a fall or a point.
     """
 
     start: int
@@ -128,7 +128,7 @@ class Excerpt(NamedTuple):
 
 
 def analyst_roles(text: GameText) -> AnalystRoles:
-    """The chats of one game."""
+    """Makes the chats of one game."""
 
     def chat(prompt: str, instructions: str, episode: ControlEpisode, context: Mapping[str, Any], **slots: Any) -> Chat:
         shared = {"game": text.game, "instructions": instructions, "number": episode.number}
@@ -222,12 +222,12 @@ analyses support it."""
 
 
 def verdict_text(timeslot: int, critical: bool, reason: str, better: str = "none") -> str:
-    """A verdict as a rule-based analyst writes it."""
+    """Writes a verdict as a rule-based analyst does."""
     return f"{{timeslot {timeslot}, <{'critical' if critical else 'not critical'}>, <{better}>, <{reason}>}}"
 
 
 def case_analysis(verdicts: Sequence[Verdict], failures: Sequence[str], successes: Sequence[str]) -> str:
-    """A case analysis as a rule-based analyst writes it: the last timeslots, then sentences."""
+    """Writes a case analysis as a rule-based analyst does: the last timeslots, then sentences."""
     marks = ", ".join(f"{{timeslot {verdict.timeslot}, <critical>}}" for verdict in verdicts[-12:])
     paragraphs = [" ".join(sentences or [_NONE]) for sentences in (failures, successes)]
     return f"{marks}\nFailures: {paragraphs[0]}\nSuccesses: {paragraphs[1]}"
@@ -237,7 +237,9 @@ _NONE = "None was found."
 
 
 def strategies(context: Mapping[str, Any], rng: random.Random) -> str:
-    """The rule-based analyst's reply: what the analyses have in common, in numbers, and what follows from it."""
+    """Writes the rule-based analyst's strategies: what the analyses have in common, in numbers, and what follows from
+    it.
+    """
     analyses = context["analyses"]
     failed, succeeded = _with_entries(analyses, "Failures:"), _with_entries(analyses, "Successes:")
     slots = sum(len(named(text)) for text in analyses)
@@ -252,32 +254,32 @@ def strategies(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def _with_entries(analyses: Sequence[str], heading: str) -> list[int]:
-    """Numbers, from 1, of the analyses that say something under a heading."""
+    """Lists the numbers, from 1, of the analyses that say something under a heading."""
     parts = [text.partition(heading) for text in analyses]
     return [n for n, (_, mark, rest) in enumerate(parts, 1) if mark and not rest.strip().startswith(_NONE)]
 
 
 @functools.lru_cache(1024)
 def named(analysis: str) -> frozenset[int]:
-    """The timeslots that a case analysis names."""
+    """Reads the timeslots that a case analysis names."""
     return frozenset(int(slot) for slots in _NAMED.findall(analysis) for slot in slots.split(", "))
 
 
 def emphasis(analysis: str, timeslot: int) -> float:
-    """What a case analysis adds to a rule-based reward, as a factor: `UNNAMED` where it names other timeslots only."""
+    """Weights a rule-based reward by a case analysis: `UNNAMED` where it names other timeslots only."""
     slots = named(analysis)
     return UNNAMED if slots and timeslot not in slots else 1.0
 
 
 def quoted(analysis: str) -> str:
-    """A case analysis as a reward prompt repeats it, maximum `LONGEST_ANALYSIS` characters and a note of the rest."""
+    """Quotes a case analysis for a reward prompt: at most `LONGEST_ANALYSIS` characters and a note of the rest."""
     analysis = analysis.strip()
     rest = len(analysis) - LONGEST_ANALYSIS
     return f"{analysis[:LONGEST_ANALYSIS]} ... ({rest} more characters)" if rest > 0 else analysis or "(none)"
 
 
 def numbered(slots: Iterator[int] | Sequence[int], limit: int = 12) -> str:
-    """The first few timeslots, and how many more there are."""
+    """Lists the first few timeslots, and how many are left out."""
     slots = list(slots)
     omitted = len(slots) - limit
     return ", ".join(map(str, slots[:limit])) + (f" and {omitted} more" if omitted > 0 else "")

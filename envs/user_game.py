@@ -28,7 +28,7 @@ STEP = "observation, state, reward, terminated, info"
 
 
 def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **options):
-    """The game that `module:attribute` names, a value or a function that makes it.
+    """Loads the game that `module:attribute` names, a value or a function that makes it.
 
     Args:
       *kinds: what it may be.
@@ -163,7 +163,7 @@ class GameError(ValueError):
 
 
 def _broken(name: str, error: BaseException, function: str = "") -> ValueError:
-    """What the user's game raised, and where in its code."""
+    """Describes what the user's game raised, and where in its code."""
     house = [str(pathlib.Path(__file__).parents[1] / name) for name in ("envs", "nlrl_jax", "launch")]
     ours = (*house, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]

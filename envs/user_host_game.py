@@ -28,7 +28,7 @@ _KINDS = 16  # whose first task is begun
 
 
 def checked(game: HostGame, blamed: Callable[[str], AbstractContextManager]) -> HostGame:
-    """The game with functions whose results are looked at.
+    """Wraps a game's functions so that their results are checked.
 
     Episodes of a game that uses Python's or NumPy's global generator get generators of their own (`text.generators`).
 
@@ -50,7 +50,7 @@ def checked(game: HostGame, blamed: Callable[[str], AbstractContextManager]) -> 
 
 
 def shown(value: Any) -> str:
-    """A value and its type, in a line."""
+    """Shows a value and its type, in a line."""
     text = " ".join(repr(value).split())
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return text if value is None else f"{text} of type {type(value).__name__}"
@@ -119,7 +119,7 @@ def _check_fields(game: HostGame) -> None:
 
 
 def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) -> HostGame:
-    """The game with each function's result looked at; see `checked`."""
+    """Wraps each function so that its result is checked; see `checked`."""
 
     def reset(tasks: Sequence[Task]) -> list[Start]:
         with blamed("reset"):
@@ -155,7 +155,7 @@ def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) ->
 
 
 def _list(value: Any, function: str, kind: type, number: int | None, each: str) -> list:
-    """What a function returns as a list of such values; number: how many, None for any."""
+    """Checks that a function returned a list of such values; number: how many, None for any."""
     fields = f"({', '.join(kind._fields)})" if hasattr(kind, "_fields") else ""
     right = f"a list of {kind.__name__}{fields}" + (f", one for each {each}" if each else "")
     if isinstance(value, kind) or not isinstance(value, list | tuple):
@@ -212,7 +212,7 @@ def _flag(value: Any, name: str) -> bool:
 
 
 def _optimal(value: Any, name: str) -> int:
-    """The minimum number of actions; -1 for None."""
+    """Checks a minimum number of actions; -1 for None."""
     number = -1.0 if value is None else _number(value, name)
     if number != int(number):
         raise ValueError(f"{name} is {shown(value)}; it must be a whole number of actions, or None")

@@ -26,7 +26,7 @@ FAR = 1_000
 def frozen_lake_walk(
     key: jax.Array, state: frozen_lake.FrozenLakeState, skilled: jax.Array, habit: bool
 ) -> tuple[Any, jax.Array]:
-    """A player on a random tile of its map and the three moves a walker would make from there.
+    """Puts a player on a random tile of its map and walks three moves from there.
 
     Args:
       skilled: bool []; True takes any shortest safe path, False any shortest path of the empty board.
@@ -70,7 +70,7 @@ def frozen_lake_walk(
 def snake_walk(
     key: jax.Array, state: snake.SnakeState, skilled: jax.Array, habit: bool = False
 ) -> tuple[Any, jax.Array]:
-    """The three moves of a snake that heads for the nearest apple.
+    """Walks three moves of a snake that heads for the nearest apple.
 
     Args:
       skilled: bool []; False looks at nothing in its way but walls.
@@ -102,7 +102,7 @@ def snake_walk(
 def babyai_walk(
     key: jax.Array, state: babyai.BabyAIState, skilled: jax.Array, habit: bool = False
 ) -> tuple[Any, jax.Array]:
-    """The three actions of a walker that goes to the nearest target in sight and picks it up, else turns right.
+    """Walks three actions towards the nearest target in sight and picks it up, else turns right.
 
     Args:
       skilled: bool []; False goes forward until something is in the way, then turns to any side.
@@ -147,7 +147,8 @@ HABITS = tuple(name for name, walk in WALKS.items() if walk is not babyai_walk) 
 def demonstrate(
     game: TextGame, key: jax.Array, num: int, skilled_share: float, habit: bool
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """`num` states as fields, each [num, ...], and the actions shown for them, int32 [num, A], -1 after the last one.
+    """Makes `num` states as fields, each [num, ...], and the actions shown for them, int32 [num, A], -1 after the last
+    one.
 
     Between one action and as many as a reply may name [A]. A game without a walker of its own shows random actions in
     states that random actions lead to: the form of a reply and nothing of how to play.
@@ -177,7 +178,7 @@ def _random_action(game: TextGame, key: jax.Array) -> jax.Array:
 
 
 def _play_on(game: TextGame, key: jax.Array, state: Any, act: Callable[[jax.Array, Any], jax.Array]) -> Any:
-    """A state up to 20 moves into the game, so that more than beginnings are seen."""
+    """Plays up to 20 moves into the game, so that not only beginnings are seen."""
     moves = jax.random.randint(jax.random.fold_in(key, 0), (), 0, 20)
 
     def play(i, state):
@@ -190,7 +191,9 @@ def _play_on(game: TextGame, key: jax.Array, state: Any, act: Callable[[jax.Arra
 
 
 def reply_template(game: TextGame, prompt: str) -> Template:
-    """A reply that names the actions in the fields "shown" int [A] and "num_shown": the form, and little thought."""
+    """Returns a reply that names the actions in the fields "shown" int [A] and "num_shown": the form, and little
+    thought.
+    """
     word = Choice("shown", game.actions)
 
     def listed(separator: str) -> Repeat:

@@ -37,7 +37,7 @@ class GameFile(NamedTuple):
 
 
 def game_files(folder: str) -> dict[str, list[pathlib.Path]]:
-    """Kind of task -> the files of its games, sorted.
+    """Lists the game files of a download by kind of task, sorted.
 
     Raises:
       ValueError: there is no such folder, or no game in it.
@@ -62,7 +62,7 @@ def game_files(folder: str) -> dict[str, list[pathlib.Path]]:
 
 
 def load(path: pathlib.Path) -> GameFile:
-    """A game's goal and problem.
+    """Reads a game's goal and PDDL problem.
 
     Raises:
       ValueError: the file is not a game.

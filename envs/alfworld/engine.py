@@ -53,7 +53,7 @@ def _textworld():
 
 
 def names_of(ids: Iterable[str]) -> dict[str, str]:
-    """Id -> name: "Cabinet_bar__minus_01..." -> "cabinet 3", numbered from the last id of a kind to its first."""
+    """Maps ids to names: "Cabinet_bar__minus_01..." -> "cabinet 3", numbered from a kind's last id to its first."""
     kinds: dict[str, list[str]] = {}
     for entity in sorted(ids):
         head, bar, _ = entity.partition("_bar_")
@@ -65,7 +65,7 @@ def names_of(ids: Iterable[str]) -> dict[str, str]:
 
 
 class Engine:
-    """A game that runs.
+    """A running game.
 
     Attributes:
       commands: those since its beginning; None before the first `reset`.
@@ -85,17 +85,17 @@ class Engine:
         self.commands: tuple[str, ...] | None = None  # not begun
 
     def reset(self) -> tuple[str, bool]:
-        """The first observation, without welcome and task."""
+        """Starts the game anew: (first observation without welcome and task, whether the goal is reached)."""
         self.commands = ()
         return self._result(self.env.reset().feedback.split("\n\n")[1])
 
     def step(self, command: str) -> tuple[str, bool]:
-        """(observation in one line, whether the goal is reached) after a command."""
+        """Carries out a command: (observation in one line, whether the goal is reached)."""
         self.commands = (*self.commands, command)
         return self._result(self.env.step(command)[0].feedback)
 
     def plan(self) -> list[str]:
-        """A cheapest plan from here by the engine's own planner, which takes up to a minute; empty if there is none."""
+        """Finds a cheapest plan from here with the engine's own planner, in up to a minute; empty if there is none."""
         return self.env._pddl_state.replan(self.env._entity_infos)
 
     def _result(self, text: str) -> tuple[str, bool]:

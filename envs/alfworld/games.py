@@ -78,7 +78,7 @@ _PUT = "put {o} in/on {r}"  # in the grammar of 0.3.5; that of 0.4 has "move {o}
 
 @functools.cache
 def engine_data() -> pathlib.Path:
-    """The folder with the engine's domain and grammar.
+    """Returns the folder with the engine's domain and grammar.
 
     Raises:
       ValueError: a package of the engine is missing, or has another grammar.
@@ -96,7 +96,7 @@ def engine_data() -> pathlib.Path:
 
 
 def package() -> pathlib.Path:
-    """Where the package alfworld lies; it is not imported, because that makes a folder in the home directory.
+    """Locates the package alfworld without importing it, which would make a folder in the home directory.
 
     Raises:
       ValueError: it is not installed.
@@ -126,7 +126,7 @@ def tables() -> Tables:
 
 @functools.cache
 def floor_plan(number: int) -> tuple[dict[str, int], tuple[str, ...]]:
-    """(kind of receptacle -> how many, kinds of objects) of a room."""
+    """Reads a room: (kind of receptacle -> how many, kinds of objects)."""
     layouts = package() / "gen" / "layouts"
     places = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
     present = json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())
@@ -139,13 +139,13 @@ def floor_plan(number: int) -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def plans(split: str) -> tuple[int, ...]:
-    """Numbers of a split's floor plans."""
+    """Returns the numbers of a split's floor plans."""
     return tuple(first + n for first in _ROOMS.values() for n in range(1, 31) if (n in _UNSEEN) == (split == "unseen"))
 
 
 @functools.cache
 def tasks(kind: str, split: str) -> tuple[tuple[int, str, str], ...]:
-    """(floor plan, kind of object, kind of receptacle or lamp) of all tasks of a kind."""
+    """Lists all tasks of a kind: (floor plan, kind of object, kind of receptacle or lamp)."""
     placements, candidates = tables(), []
     for number in plans(split):
         places, present = floor_plan(number)
@@ -163,7 +163,7 @@ def tasks(kind: str, split: str) -> tuple[tuple[int, str, str], ...]:
 
 
 def make(kind: str, seed: int, split: str = "unseen") -> Game:
-    """The game of a kind and seed; the same arguments give the same one.
+    """Makes the game of a kind and seed; the same arguments give the same one.
 
     Raises:
       ValueError: an unknown kind or split, or the package is not installed.
@@ -202,13 +202,15 @@ def make(kind: str, seed: int, split: str = "unseen") -> Game:
 
 
 def _id(name: str) -> str:
-    """The engine numbers the ids of a kind from the last to the first, and lists things by their ids."""
+    """Turns a name into an id: the engine numbers the ids of a kind from the last to the first, and lists things by
+    them.
+    """
     kind, number = name.split()
     return f"{kind}_bar_{99 - int(number)}"
 
 
 def problem(game: Game) -> str:
-    """The game as a PDDL problem of ALFWorld's domain. Names are ids with `_bar_`, as in ALFWorld's own files."""
+    """Writes the game as a PDDL problem of ALFWorld's domain. Names are ids with `_bar_`, as in its own files."""
     placements = tables()
     here = {name: f"loc_bar_{i}" for i, name in enumerate(game.receptacles, 1)}
     kinds, places = sorted(set(game.objects.values())), sorted(set(game.receptacles.values()))

@@ -43,15 +43,16 @@ class HouseholdState(NamedTuple):
 
 
 def plain(action: str) -> str:
-    """A command as the engine wants it: in lower case, with single blanks, without brackets, quotes or a full stop."""
+    """Normalises a command for the engine: lower case, single blanks, no brackets, quotes or full stop."""
     command = next(filter(_COMMAND.match, unwrapped(action)), action)
     return " ".join(command.lower().split()).rstrip(" .")
 
 
 @functools.lru_cache(1 << 14)
 def played(game: games.Game, commands: tuple[str, ...]) -> tuple[World, str]:
-    """(a generated game after these commands, the last observation); a longer sequence costs its last command. The
-    world is shared and must not be stepped."""
+    """Plays commands in a generated game: (world, last observation). The cached world is shared and must not be
+    stepped; one more command costs one step.
+    """
     if not commands:
         return World(game), World(game).intro()
     world = played(game, commands[:-1])[0].copy()
@@ -63,7 +64,7 @@ Ask = Callable[[Sequence[tuple[HouseholdState, str | None]]], list[EngineAnswer]
 
 
 def simulated(requests: Sequence[tuple[HouseholdState, str | None]]) -> list[EngineAnswer]:
-    """What the engine would answer in generated games."""
+    """Answers requests by simulating generated games in Python."""
     answers = []
     for state, command in requests:
         commands = state.commands if command is None else (*state.commands, command)
@@ -73,7 +74,7 @@ def simulated(requests: Sequence[tuple[HouseholdState, str | None]]) -> list[Eng
 
 
 def step(ask: Ask, states: Sequence[HouseholdState], actions: Sequence[str]) -> list[Outcome]:
-    """The outcome of an action in each game."""
+    """Steps each game by one action."""
     requests, outcomes = [(state, plain(action)) for state, action in zip(states, actions, strict=True)], []
     for (state, command), (observation, won, error) in zip(requests, ask(requests), strict=True):
         if error:
@@ -85,17 +86,19 @@ def step(ask: Ask, states: Sequence[HouseholdState], actions: Sequence[str]) -> 
 
 
 def expert(state: HouseholdState) -> str:
-    """The first command of a shortest plan with full knowledge of the state, in a generated game."""
+    """Returns the first command of a shortest plan with full knowledge of the state, in a generated game."""
     return (plan(played(state.game, state.commands)[0]) or ["look"])[0]
 
 
 def optimal(state: HouseholdState) -> int:
-    """Minimum number of commands to the goal, with full knowledge of the state; -1 for a downloaded game."""
+    """Counts the commands of a shortest plan with full knowledge of the state; -1 for a downloaded game."""
     return len(plan(played(state.game, state.commands)[0])) if state.game else -1
 
 
 def commands(state: HouseholdState) -> list[str]:
-    """What a player might try in a generated game: other places, what lies here, what the hand can do with its load."""
+    """Lists what a player might try in a generated game: other places, what lies here, what can be done with what is
+    carried.
+    """
     world = played(state.game, state.commands)[0]
     here, load = world.at, world.held
     tried = [f"go to {place}" for place in world.game.receptacles if place != here]

@@ -56,7 +56,7 @@ class _Worker:
         return EngineAnswer(error=f"its engine was lost twice at the same command ({reason})")
 
     def _exchange(self, line: str) -> str:
-        """One line for one line; a process that takes longer than `patience` is killed, and then answers nothing."""
+        """Exchanges one line; a process that takes longer than `patience` is killed and answers nothing."""
         if self.process is None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self.process = subprocess.Popen([sys.executable, str(_PROGRAM), str(self.data)], text=True, **pipes)
@@ -95,7 +95,7 @@ class Workers:
         weakref.finalize(self, _stop_all, self.workers)
 
     def ask(self, requests: Sequence[EngineRequest]) -> list[EngineAnswer]:
-        """An answer to each request, those of different workers at the same time."""
+        """Answers each request; those of different workers are served at the same time."""
         queues: list[list[int]] = [[] for _ in self.workers]
         for i, request in enumerate(requests):
             home = self.homes.setdefault(request.problem, len(self.homes) % len(self.workers))
@@ -111,7 +111,7 @@ class Workers:
 
     @property
     def processes(self) -> list[int]:
-        """The ids of those that run."""
+        """The process ids of the running workers."""
         return [worker.process.pid for worker in self.workers if worker.process is not None]
 
 

@@ -22,7 +22,7 @@ def _order(name: str) -> tuple[str, int]:
 
 
 def listed(names) -> str:
-    """Things as the engine lists them: "a mug 2, a mug 1, and a pen 1"; "nothing" without any."""
+    """Lists things as the engine does: "a mug 2, a mug 1, and a pen 1"; "nothing" without any."""
     names = [f"a {name}" for name in sorted(names, key=_order)]
     if len(names) < 2:
         return names[0] if names else "nothing"
@@ -46,14 +46,14 @@ class World:
         self.lit: set[str] = set()
 
     def copy(self) -> World:
-        """A world that can be stepped without changing this one."""
+        """Copies the world; the copy can be stepped without changing this one."""
         clone = copy.copy(self)
         clone.inside, clone.opened, clone.lit = dict(self.inside), set(self.opened), set(self.lit)
         clone.treatments = {name: set(treatments) for name, treatments in self.treatments.items()}
         return clone
 
     def intro(self) -> str:
-        """The first observation."""
+        """Describes the room: the first observation."""
         return f"You are in the middle of a room. Looking quickly around you, you see {listed(self.game.receptacles)}."
 
     def closed(self, place: str) -> bool:
@@ -63,7 +63,7 @@ class World:
         return [name for name, receptacle in self.inside.items() if receptacle == place]
 
     def visible(self) -> list[str]:
-        """The objects that can be seen where the agent is."""
+        """Lists the objects that can be seen where the agent is."""
         return self.contents(self.at) if self.at and not self.closed(self.at) else []
 
     def view(self, place: str) -> str:
@@ -186,7 +186,7 @@ class World:
 
 
 def plan(world: World) -> list[str]:
-    """A shortest sequence of commands to the goal, given where everything is; [] once it is reached."""
+    """Finds a shortest sequence of commands to the goal, given where everything is; [] once it is reached."""
     if world.won():
         return []
     return min(_plans(world), key=len)
@@ -212,7 +212,7 @@ def _plans(world: World) -> Iterator[list[str]]:
 
 
 class _Sketch:
-    """Commands as they are put together, and where they lead."""
+    """A plan under construction: its commands so far, and the state they lead to."""
 
     def __init__(self, world: World):
         self.world, self.at, self.held = world, world.at, world.held

@@ -64,7 +64,7 @@ def name_of(kind: int, colour: int) -> str:
 
 
 def aim(state: rules.BabyAIState) -> Aim:
-    """What the agent has to look for next; the last aim once the mission is fulfilled."""
+    """Finds what the agent has to look for next; the last aim once the mission is fulfilled."""
     kinds, colours, mission = state.kinds, state.colours, int(state.mission)
 
     def of(kind, colour, verb):
@@ -108,7 +108,7 @@ def sees(moment: Moment) -> tuple[str, bool]:
 
 
 def deed(moment: Moment) -> str:
-    """What the action did, as a sentence."""
+    """Describes what the action did, in a sentence."""
     before, after, action = moment.before, moment.after, moment.action
     moved = (int(before.x), int(before.y)) != (int(after.x), int(after.y))
     slot = int(after.carrying if action == rules.PICK_UP else before.carrying)
@@ -125,7 +125,7 @@ def deed(moment: Moment) -> str:
 
 
 def judge(moment: Moment, rng: random.Random) -> str:
-    """GOOD, BAD or UNKNOWN by the criteria above."""
+    """Judges a step as GOOD, BAD or UNKNOWN by the criteria above."""
     before, after, target = moment.before, moment.after, aim(moment.before)
     if won(after) or int(after.done) > int(before.done) or aim(after).name != target.name:
         return GOOD if moment.d_after < moment.d_before else BAD
@@ -143,12 +143,12 @@ def judge(moment: Moment, rng: random.Random) -> str:
 
 
 def reflection(moment: Moment, rng: random.Random) -> str:
-    """The critic's line, e.g. "I have gone forward. Next: green key 1 step forward. This step is GOOD."."""
+    """Writes the critic's line, e.g. "I have gone forward. Next: green key 1 step forward. This step is GOOD."."""
     return f"{deed(moment)} {sees(moment)[0]} {VERDICT} {judge(moment, rng)}."
 
 
 def thought(moment: Moment) -> str:
-    """A plan for the next action, as a chain of thought would state it."""
+    """Writes a plan for the next action, as a chain of thought would state it."""
     target = aim(moment.after)
     location, is_located = sees(moment)
     return f"{location} I want to {_PLANS[target.verb] if is_located else 'find it'}."
@@ -159,7 +159,9 @@ def reward(moment: Moment) -> str:
 
 
 def sub_goals(state: rules.BabyAIState, discovered: frozenset[int]) -> tuple[int, int]:
-    """(sub-goals done, sub-goals): for each part of the mission to find the target and to do what is asked for."""
+    """Counts (sub-goals done, all sub-goals): for each part of the mission to find the target and to do what is asked
+    for.
+    """
     mission = int(state.mission)
     parts = 1 if mission in (rules.GO_TO, rules.PICK) else 2
     total = 2 * parts
@@ -171,7 +173,7 @@ def sub_goals(state: rules.BabyAIState, discovered: frozenset[int]) -> tuple[int
 
 
 def value(moment: Moment) -> str:
-    """RAFA's line: which share of the sub-goals is done."""
+    """Writes RAFA's line: the share of the sub-goals that are done."""
     discovered = moment.discovered | set(np.flatnonzero(moment.visible).tolist())
     done, total = sub_goals(moment.after, frozenset(discovered))
     return f"{sees(moment)[0]} The value is {done}/{total}."

@@ -20,12 +20,12 @@ PLACE = " Next: red ball 1 step left."  # the beginning of it stands in front of
 
 
 def dialogue_of(kind: str) -> Dialogue:
-    """The short prompt of the built-in model for a kind of notes."""
+    """Returns the short prompt of the built-in model for a kind of notes."""
     return Dialogue.of("", "" if kind == "Think" else kind, compact=True, thinks=kind == "Think")
 
 
 def example(transcript: NotedEpisode, rng: random.Random) -> tuple[Chat, str]:
-    """A transcript as (prompt, the whole text after it)."""
+    """Turns a transcript into (prompt, the whole text after it)."""
     dialogue, history = dialogue_of(transcript.kind), transcript.history
     if transcript.kind == "Value":
         notes = [value if rng.random() < _VALUE else "" for value in transcript.values]
@@ -35,7 +35,7 @@ def example(transcript: NotedEpisode, rng: random.Random) -> tuple[Chat, str]:
 
 
 def corpus(episodes: int, seed: int) -> Iterator[tuple[Chat, str]]:
-    """`episodes` examples of all missions and kinds of notes; the same seed gives the same ones."""
+    """Yields `episodes` examples of all missions and kinds of notes; the same seed gives the same ones."""
     rng = random.Random(seed)
     for first in range(0, episodes, _CHUNK):
         n = min(_CHUNK, episodes - first)

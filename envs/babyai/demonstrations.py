@@ -19,7 +19,7 @@ _CHUNK = 8 * len(rules.MISSIONS)
 
 
 def demonstrations(successes: int, failures: int, seed: int, held_out: bool = False) -> list[NotedEpisode]:
-    """Episodes with reflections, successes first, the missions in turn; the same arguments give the same ones.
+    """Makes episodes with reflections, successes first, the missions in turn; the same arguments give the same ones.
 
     Args:
       successes, failures: how many in all.

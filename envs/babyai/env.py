@@ -44,11 +44,11 @@ class BabyAI(DiscreteGame):
         self.mission = mission
 
     def start(self, key: jax.Array, params: BabyAIParams) -> BabyAIState:
-        """A random solvable task."""
+        """Draws a random solvable task."""
         return levels.draw(key, self.mission)
 
     def advance(self, key, state, action, params):
-        """The reward is paid in the step that fulfils the mission."""
+        """Steps the world; the reward is paid in the step that fulfils the mission."""
         after = rules.step(state, jnp.asarray(action, jnp.int32))
         terminated = rules.success(after)
         reward = 1 - 0.9 * after.time / params.max_steps_in_episode
@@ -56,7 +56,7 @@ class BabyAI(DiscreteGame):
         return after, reward, terminated, {}
 
     def is_terminated(self, state: BabyAIState, params: BabyAIParams) -> jax.Array:
-        """The mission is fulfilled."""
+        """Whether the mission is fulfilled: bool []."""
         return rules.success(state)
 
     def observe(self, key, state: BabyAIState, action, params) -> jax.Array:
@@ -93,7 +93,7 @@ _COMPACT_RULES = {
 
 
 def text_game(mission: str = "go to", prompt: str = "paper", max_steps: int = 30) -> TextGame:
-    """BabyAI-Text as a text game (LAC, "BabyAI-Text"): the mission and what is seen, in its sentences.
+    """Makes BabyAI-Text (LAC, "BabyAI-Text") as a text game: the mission and what is seen, in its sentences.
 
     The compact prompt, for very small models, is the agent's view as letters, the agent (P, or * with something in its
     hands) in the middle of the last row: G is the mission's first target, T its second or a key that fits, O another

@@ -27,7 +27,7 @@ _EXAMPLES = 1 << 30  # seeds of examples, which no task has
 
 
 def examples(label: str, number: int) -> list[History]:
-    """Successful episodes by a walker that makes no mistakes, one mission after the other, with notes of this kind."""
+    """Makes successful episodes by a walker without mistakes, one mission after the other, with notes of this kind."""
     kind = "" if label == "Value" else label
     histories = []
     for i in range(number):
@@ -38,7 +38,7 @@ def examples(label: str, number: int) -> list[History]:
 
 
 def draw(key: jax.Array, mission: jax.Array) -> rules.BabyAIState:
-    """A task; missions with the same seed share no layout, so that tasks are independent."""
+    """Draws a task; missions with the same seed share no layout, so that tasks are independent."""
     return levels.draw(jax.random.fold_in(key, mission), mission)
 
 
@@ -59,13 +59,14 @@ def distance(state: rules.BabyAIState) -> int | None:
 
 
 def move(state: rules.BabyAIState) -> str:
-    """The first action of a shortest plan over the true state; "turn left" where there is none left."""
+    """Returns the first action of a shortest plan over the true state; "turn left" where there is no plan."""
     actions = _plan_of(state)
     return rules.ACTIONS[actions[0] if actions else rules.TURN_LEFT]
 
 
 def host_game(max_steps: int = 30) -> HostGame:
-    """BabyAI-Text (LAC, appendix C.1.2): the kinds of tasks are the missions, the horizon is the paper's.
+    """Makes BabyAI-Text as a host game (LAC, appendix C.1.2): the kinds of tasks are the missions, the horizon is the
+    paper's.
 
     The goal is the mission alone and the observation its sentences. Tasks whose goal is out of reach after a mistake (a
     box that was opened) run until the horizon.

@@ -21,7 +21,7 @@ _THINGS = rules.NUM_OBJECTS - 1
 
 
 def mission_id(mission: str) -> int | None:
-    """The index of a mission; None for "all".
+    """Returns the index of a mission; None for "all".
 
     Raises:
       ValueError: an unknown name.
@@ -34,7 +34,7 @@ def mission_id(mission: str) -> int | None:
 
 
 def draw(key: jax.Array, mission: str | jax.Array) -> BabyAIState:
-    """A random task.
+    """Draws a random task by rejection: candidates until one is acceptable.
 
     Args:
       mission: one of `rules.MISSIONS`, its index as int [], or "all": each with probability 1/6.
@@ -58,7 +58,7 @@ def draw(key: jax.Array, mission: str | jax.Array) -> BabyAIState:
 
 
 def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:
-    """A random task that may be unsolvable or already solved.
+    """Draws a random task that may be unsolvable or already solved.
 
     In "open door" the agent and a key of the door's colour are in one room, the other things in either.
     """
@@ -115,7 +115,7 @@ def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:
 
 
 def _distinct(words: jax.Array, cells: jax.Array) -> list[jax.Array]:
-    """As many cell numbers as words, no two equal: the first two below `_ROOM_CELLS`, the others below `cells`.
+    """Draws as many different cell numbers as words: the first two below `_ROOM_CELLS`, the others below `cells`.
 
     The k-th word chooses among the cells that are left: each taken cell at or below the choice moves it one up.
     """

@@ -78,12 +78,12 @@ class BabyAIState(environment.EnvState):
 
 
 def offset(direction: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(x, y) change of a step forward."""
+    """Returns the (x, y) change of a step forward, int32 [] each."""
     return (direction == 0) * 1 - (direction == 2) * 1, (direction == 1) * 1 - (direction == 3) * 1
 
 
 def front(state: BabyAIState) -> tuple[jax.Array, jax.Array]:
-    """(x, y) of the cell in front of the agent."""
+    """Returns (x, y) of the cell in front of the agent, int32 [] each."""
     right, down = offset(state.direction)
     return state.x + right, state.y + down
 
@@ -115,7 +115,7 @@ def success(state: BabyAIState) -> jax.Array:
 
 
 def step(state: BabyAIState, action: jax.Array) -> BabyAIState:
-    """The state after an action. A fulfilled mission stays fulfilled; the world goes on."""
+    """Applies an action, int32 []. A fulfilled mission stays fulfilled; the world goes on."""
     slots = np.arange(NUM_OBJECTS)
     # 1. What stands in the cell in front.
     fx, fy = front(state)
@@ -156,7 +156,7 @@ def step(state: BabyAIState, action: jax.Array) -> BabyAIState:
 def _verify(
     before: BabyAIState, action: jax.Array, after: BabyAIState, picked: jax.Array, dropped: jax.Array
 ) -> jax.Array:
-    """The number of instructions done after an action; `picked` and `dropped` are bool [9]."""
+    """Counts the instructions done after an action; `picked` and `dropped` are bool [9]."""
     first, second = matches(after, 0), matches(after, 1)
     fx, fy = front(after)
     faced = after.noted == fy * WIDTH + fx
@@ -185,7 +185,7 @@ _UPPER = 4  # the first rows of the view, whose 4 * 7 bits fit one int32; the ot
 
 
 def view_index(state: BabyAIState) -> jax.Array:
-    """Where the objects would be in the view: int32 [9], or -1 outside it."""
+    """Locates the objects in the view: cells, int32 [9], or -1 outside it."""
     right, down = offset(state.direction)
     x, y = state.xs - state.x, state.ys - state.y
     forward, sideward = right * x + down * y, right * y - down * x
@@ -194,7 +194,7 @@ def view_index(state: BabyAIState) -> jax.Array:
 
 
 def codes(state: BabyAIState) -> jax.Array:
-    """The view packed: int32 [49], kind + 8 * colour + 64 * door state; 0 is unseen.
+    """Packs the view: int32 [49], kind + 8 * colour + 64 * door state; 0 is unseen.
 
     Walls run along whole rows and columns, and only they and the door can block sight: bit masks tell what is visible.
     """
@@ -225,7 +225,7 @@ def codes(state: BabyAIState) -> jax.Array:
 
 
 def _walls(state: BabyAIState) -> tuple[jax.Array, jax.Array]:
-    """The view's columns and rows that are wall or lie outside, as bits: int32 [], int32 []."""
+    """Finds the view's columns and rows that are wall or lie outside, as bits: int32 [], int32 []."""
     right, down = offset(state.direction)
     sideward, forward = np.arange(VIEW) - VIEW // 2, VIEW - 1 - np.arange(VIEW)
     along_x = right != 0
@@ -235,7 +235,9 @@ def _walls(state: BabyAIState) -> tuple[jax.Array, jax.Array]:
 
 
 def _visible(clear: list[jax.Array]) -> list[jax.Array]:
-    """minigrid's `process_vis` on bit masks, one integer per row, one bit per column: clear cells -> visible cells."""
+    """Spreads light as minigrid's `process_vis` does, on bit masks, one integer per row, one bit per column: clear
+    cells -> visible cells.
+    """
     rows = [None] * VIEW
     mask = jnp.int32(1 << VIEW // 2)
     for j in reversed(range(VIEW)):  # from the agent's row to the farthest
@@ -255,7 +257,7 @@ def _visible(clear: list[jax.Array]) -> list[jax.Array]:
 
 
 def view(state: BabyAIState) -> jax.Array:
-    """What the agent sees, as minigrid's image: uint8 [7, 7, 3], kind, colour and door state by column and row."""
+    """Renders the view as minigrid's image: uint8 [7, 7, 3], kind, colour and door state by column and row."""
     # One expression: three expressions stacked make the compiler compute all that is above three times and more.
     parts = codes(state)[:, None] >> np.array([0, 3, 6]) & np.array([7, 7, 3])
     return parts.astype(jnp.uint8).reshape(VIEW, VIEW, 3)

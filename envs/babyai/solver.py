@@ -87,7 +87,7 @@ def finished(task: Task, node: Node) -> bool:
 
 
 def step(task: Task, node: Node, action: int) -> Node:
-    """`rules.step` on the host."""
+    """Applies an action on the host, as `rules.step` does on the device."""
     pose, cells, door, carrying, noted, done = node
     ahead = (pose >> 2) + AHEAD[pose & 3]
     there = cells.index(ahead) if ahead in cells else -1
@@ -142,7 +142,8 @@ def _adjacent(a: int, b: int) -> bool:
 
 @functools.cache
 def _walks(door_cell: int) -> tuple[list[list[int]], list[list[int]]]:
-    """(steps from a pose until a cell is faced, the fewest from any pose facing one cell to one facing another).
+    """Counts steps in rooms without things, the door open: (from a pose until a cell is faced [4 * cells][cells], the
+    fewest from any pose facing one cell to one facing another [cells][cells]).
 
     Of rooms without things, the door open. [4 * cells][cells] and [cells][cells].
     """
@@ -206,7 +207,7 @@ def estimate(task: Task, node: Node) -> int:
 
 
 def search(task: Task, node: Node) -> list[int] | None:
-    """Action ids from a node to success; None where there is no way, or none was found in `_LIMIT` states."""
+    """Searches for action ids from a node to success; None where none was found in `_LIMIT` states."""
     if finished(task, node):
         return []
     start = estimate(task, node)
@@ -240,7 +241,7 @@ def search(task: Task, node: Node) -> list[int] | None:
 
 
 def _useful(task: Task, node: Node) -> tuple[int, ...]:
-    """The actions that change something."""
+    """Lists the actions that change something."""
     ahead = (node.pose >> 2) + AHEAD[node.pose & 3]
     turns = (rules.TURN_LEFT, rules.TURN_RIGHT)
     if ahead in node.cells:
@@ -254,7 +255,7 @@ def _useful(task: Task, node: Node) -> tuple[int, ...]:
 
 
 def plan(state: BabyAIState) -> list[int] | None:
-    """A shortest list of action ids that fulfils the mission of one state; [] where it is fulfilled.
+    """Finds a shortest list of action ids that fulfils the mission of one state; [] where it is fulfilled.
 
     None where nothing fulfils it, as once every target is gone.
     """
@@ -262,11 +263,11 @@ def plan(state: BabyAIState) -> list[int] | None:
 
 
 def plans(states: BabyAIState) -> list[list[int] | None]:
-    """`plan` of each state, leading axis [N]."""
+    """Plans for each of the states, leading axis [N]; see `plan`."""
     return [search(task, node) for task, node in read(states)]
 
 
 def distance(state: BabyAIState) -> int | None:
-    """The number of steps that `plan` takes; None where there is no plan."""
+    """Counts the steps that `plan` takes; None where there is no plan."""
     actions = plan(state)
     return None if actions is None else len(actions)

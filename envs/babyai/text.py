@@ -25,7 +25,7 @@ NOTHING = "You see nothing"
 
 
 def _place(index: int) -> str:
-    """' 3 steps left and 1 step forward': where a cell of the view lies, with a blank before it."""
+    """Words for a cell of the view, with a blank in front: ' 3 steps left and 1 step forward'."""
     sideward, forward = index // rules.VIEW - rules.VIEW // 2, rules.VIEW - 1 - index % rules.VIEW
     parts = [f"{_steps(abs(sideward))} {'left' if sideward < 0 else 'right'}"] if sideward else []
     parts += [f"{_steps(forward)} forward"] if forward else []
@@ -59,7 +59,7 @@ _WITH_SECOND = np.array([False, False, True, True, True, False])
 
 
 def fields(state: BabyAIState) -> dict[str, jax.Array]:
-    """What the texts of a state read, all int32.
+    """Computes what the texts of a state read, all int32.
 
     Returns:
       verb, first, num_second []; link, second [1]: the mission; indices into `VERBS`, `LINKS` and `DESCRIPTIONS`.
@@ -72,7 +72,7 @@ def fields(state: BabyAIState) -> dict[str, jax.Array]:
 
 
 def goal_fields(state: BabyAIState) -> dict[str, jax.Array]:
-    """The mission's fields; see `fields`."""
+    """Computes the mission's fields; see `fields`."""
 
     def description(target):
         number = (state.target_kinds[target] - rules.DOOR) * len(_COLOURS) + state.target_colours[target]
@@ -91,7 +91,7 @@ def goal_fields(state: BabyAIState) -> dict[str, jax.Array]:
 
 
 def sentence_fields(state: BabyAIState, code: jax.Array) -> dict[str, jax.Array]:
-    """The observation's fields; see `fields`. `code` is `rules.codes(state)`."""
+    """Computes the observation's fields; see `fields`. `code` is `rules.codes(state)`, int32 [49]."""
     last = rules.VIEW - 1
     middle = rules.VIEW // 2
     # The first wall straight ahead, to the left and to the right: (is there one, its phrase, its cell).
@@ -152,7 +152,9 @@ _VIEW_EMPTY, _VIEW_WALL, _VIEW_FREE_HANDS, _VIEW_CARRYING, _VIEW_THING, _VIEW_GO
 
 
 def _view(state: BabyAIState, code: jax.Array) -> jax.Array:
-    """The view as indices into `VIEW_SYMBOLS`, int32 [49], row by row; `code` is `rules.codes(state)`, int32 [49]."""
+    """Draws the view as indices into `VIEW_SYMBOLS`, int32 [49], row by row; `code` is `rules.codes(state)`, int32
+    [49].
+    """
     place = rules.view_index(state)
     first, second = rules.matches(state, 0), rules.matches(state, 1)
     later = state.done > 0
@@ -180,7 +182,7 @@ _WORLD_THING, _WORLD_DOOR = 6, 6 + len(_THING_WORDS)
 
 
 def _world(state: BabyAIState) -> jax.Array:
-    """The whole world as indices into `WORLD_SYMBOLS`, int32 [8 * 15], row by row."""
+    """Draws the whole world as indices into `WORLD_SYMBOLS`, int32 [8 * 15], row by row."""
     x, y = np.arange(rules.WIDTH), np.arange(rules.HEIGHT)[:, None]
     thing = _WORLD_THING + (state.kinds - rules.KEY) * len(_COLOURS) + state.colours
     door = _WORLD_DOOR + state.door * len(_COLOURS) + state.colours
@@ -207,7 +209,7 @@ def _goals_and_sentences(states: BabyAIState) -> dict[str, jax.Array]:
 
 
 def texts(states: BabyAIState) -> list[tuple[str, str]]:
-    """(mission, observation) of each state, leading axis [N], on the host.
+    """Writes (mission, observation) of each state, leading axis [N], on the host.
 
     Such as ("go to the green key", "You carry a blue ball, You see a wall 2 steps forward, ...").
     """

@@ -65,7 +65,7 @@ class NotedEpisode(NamedTuple):
 @jax.jit
 @jax.vmap
 def _perceive(state):
-    """(which objects are in sight, bool [9]; their cells of the view, int32 [9], -1 outside it)."""
+    """Perceives a state: (which objects are in sight, bool [9]; their cells of the view, int32 [9], -1 outside it)."""
     place = rules.view_index(state)
     return (place >= 0) & (rules.codes(state).reshape(-1)[place] > 0), place
 
@@ -119,7 +119,7 @@ class _Episode:
         return annotate.won(self.state) or num_actions >= self.max_steps
 
     def choose(self) -> int:
-        """The walker's next action."""
+        """Chooses the walker's next action."""
         rng, walker = self.rng, self.walker
         if rng.random() < walker.random:
             return rng.randrange(len(rules.ACTIONS))
@@ -142,7 +142,7 @@ class _Episode:
         return self.discovered | frozenset(np.flatnonzero(self.visible).tolist())
 
     def _lure(self, target, target_places: Sequence[int]) -> int | None:
-        """The place of the nearest look-alike that is nearer than the target."""
+        """Finds the place of the nearest look-alike that is nearer than the target."""
         state, places = self.state, []
         kind, colour = (int(a[target.slots[0]]) for a in (state.kinds, state.colours)) if target.slots else (-1, -1)
         for slot in np.flatnonzero(self.visible).tolist():
@@ -175,7 +175,7 @@ class _Episode:
         return rules.FORWARD
 
     def advance(self, action: int, after, text: tuple[str, str]) -> None:
-        """Goes on to the state after an action, with its (goal, observation)."""
+        """Moves on to the state after an action, with its (goal, observation)."""
         self.turns = self.turns + 1 if action in (rules.TURN_LEFT, rules.TURN_RIGHT) else 0
         self.previous = self.state, action, self._steps_left(), self._discovered_now()
         self.history = self.history.then(Step(rules.ACTIONS[action], text[1]))
@@ -196,7 +196,7 @@ def _distance(place: int) -> int:
 def walk(
     mission: str, seeds: Sequence[int], walkers: Sequence[Walker], kinds: Sequence[str], max_steps: Sequence[int]
 ) -> list[NotedEpisode]:
-    """One episode per seed. The same arguments give the same episodes.
+    """Plays one episode per seed. The same arguments give the same episodes.
 
     Args:
       mission: one of `rules.MISSIONS`, or "all": one after the other.

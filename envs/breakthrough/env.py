@@ -16,8 +16,9 @@ from nlrl_jax.types import TextGame
 
 
 def fewest_moves(cells: np.ndarray, side: int) -> int:
-    """Moves that a player needs at least to reach the far row or to capture all pawns: cells [rows, columns], 0 free, 1
-    player 0's, 2 player 1's."""
+    """Counts the moves that a player needs at least to reach the far row or to capture all pawns: cells [rows,
+    columns], 0 free, 1 player 0's, 2 player 1's.
+    """
     pawns = np.flatnonzero((cells == side + 1).any(1))
     far = len(cells) - 1 - pawns.max(initial=0) if side == 0 else pawns.min(initial=len(cells))
     return int(min(far, (cells == 2 - side).sum()))
@@ -32,7 +33,7 @@ def text_game(
     prompt: str = "paper",
     max_steps: int = 40,
 ) -> TextGame:
-    """Breakthrough against an opponent as a text game; one reply is one move.
+    """Makes breakthrough against an opponent as a text game; one reply is one move.
 
     Args:
       rows, columns, pawn_rows: as in `rules.board_game`.

@@ -27,14 +27,14 @@ class BreakthroughText:
 
     @property
     def pawns(self) -> int:
-        """Of each side at the start."""
+        """The number of each side's pawns at the start."""
         return self.pawn_rows * self.columns
 
     def square(self, cell: int) -> str:
         return f"{self.letters[cell % self.columns]}{self.rows - cell // self.columns}"
 
     def moves(self) -> tuple[str, ...]:
-        """OpenSpiel's word for every action id, e.g. "a5a4" or "a5b4*"; "" for ids that no position allows."""
+        """Writes OpenSpiel's word for every action id, e.g. "a5a4" or "a5b4*"; "" for ids that no position allows."""
         words = []
         for action in range(self.rows * self.columns * 12):
             cell, direction, capture = action // 12, action // 2 % 6, action % 2
@@ -46,7 +46,7 @@ class BreakthroughText:
         return tuple(words)
 
     def board(self) -> Template:
-        """The board as OpenSpiel prints it, without the last newline. Reads the field "cells"."""
+        """Draws the board as OpenSpiel prints it, without the last newline. Reads the field "cells"."""
         width = len(str(self.rows))
         parts = []
         for row in range(self.rows):
@@ -84,7 +84,7 @@ class BreakthroughText:
         return cells, mover, self._winner(cells.reshape(self.rows, self.columns), mover)
 
     def _rows_of(self, text: str) -> list[str]:
-        """The board's characters, row by row, without labels and blanks."""
+        """Splits a drawn board into rows of characters, without labels and blanks."""
         lines = ["".join(line.split()).lower() for line in text.splitlines()]
         lines = [line for line in lines if line and line != self.letters]
         if len(lines) != self.rows:
@@ -102,7 +102,7 @@ class BreakthroughText:
         return rows
 
     def _winner(self, board: np.ndarray, mover: int) -> int:
-        """-1, 0 or 1 for a board [rows, columns] that can occur with that player to move."""
+        """Finds the winner of a board [rows, columns] with that player to move: -1 none, 0 or 1."""
         sides = (board == 1, (board == 2)[::-1])  # either one's pawns, its home row first
         counts = [int(side.sum()) for side in sides]
         arrived = [int(side[-1].sum()) for side in sides]

@@ -35,7 +35,7 @@ _MARK = re.compile("<(white|black)>")
 
 
 def roles(style: str = "paper") -> TDRoles:
-    """The prompts in one style.
+    """Returns the prompts in one style.
 
     Raises:
       ValueError: an unknown style.
@@ -56,20 +56,20 @@ def aggregate(view: View, variations: Sequence[Evaluated]) -> Chat:
 
 
 def read_advantage(text: str) -> str | None:
-    """The side marked after the last "Advantage" that a mark follows; None where none or both are."""
+    """Reads the side marked after the last "Advantage" that a mark follows; None where none or both are."""
     marked = [set(_MARK.findall(piece)) for piece in text.lower().split("advantage")[1:]]
     sides = next((sides for sides in reversed(marked) if sides), set())
     return sides.pop() if len(sides) == 1 else None
 
 
 def described(view: View) -> str:
-    """The board, whose turn it is, and where the pawns are."""
+    """Describes a position: the board, whose turn it is, and where the pawns are."""
     lists = [f"{NAMES[piece]} pawns: {', '.join(squares(view.board, piece)) or 'none'}." for piece in "wb"]
     return "\n".join([view.board, f"It is {view.player}'s turn.", *lists])
 
 
 def squares(board: str, piece: str) -> list[str]:
-    """Names of the squares with a piece, row by row from the top: ["a5", "b5"]."""
+    """Lists the squares with a piece, row by row from the top: ["a5", "b5"]."""
     *rows, letters = board.splitlines()
     letters = letters.strip()
     names = []
@@ -95,6 +95,6 @@ def _move(word: str) -> str:
 
 
 def _compact_value(view: View) -> Chat:
-    """The side to move and every pawn with its square, a word each: "a5b" is a black pawn on a5."""
+    """Asks for a value with the side to move and every pawn, a word each: "a5b" is a black pawn on a5."""
     pawns = [square + piece for piece in "bw" for square in squares(view.board, piece)]
     return Chat.of(" ".join([f"{view.player}:", *pawns]), view=view)

@@ -20,7 +20,9 @@ CERTAIN = 2.0  # weight of a finished game against an evaluation's
 
 
 def aggregate(context: Mapping[str, Any], rng: random.Random) -> str:
-    """G1 over G2: finished variations and evaluations vote; the first move of the best one is suggested."""
+    """Aggregates (G1 over G2) by voting of finished variations and evaluations; suggests the first move of the best
+    one.
+    """
     view, variations = context["view"], context["variations"]
     worth = [CERTAIN * SIGN[line.winner] if line.over else SIGN[read_advantage(text)] for line, text in variations]
     total = sum(worth)
@@ -31,25 +33,25 @@ def aggregate(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def blind(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A random evaluation."""
+    """Writes a random evaluation."""
     return evaluation(rng.choice(context["view"].legal), rng.choice(SIDES))
 
 
 def material(context: Mapping[str, Any], rng: random.Random) -> str:
-    """An evaluation that counts pawns; ties are broken at random."""
+    """Writes an evaluation that counts pawns; ties are broken at random."""
     view = context["view"]
     move = rng.choice(view.legal)
     return evaluation(move, more_pawns(view) or rng.choice(SIDES))
 
 
 def more_pawns(view: View) -> str | None:
-    """The side with more pawns; None where they are equal."""
+    """Returns the side with more pawns; None where they are equal."""
     lead = len(squares(view.board, "w")) - len(squares(view.board, "b"))
     return "white" if lead > 0 else "black" if lead < 0 else None
 
 
 def pawns_then_race(view: View) -> str:
-    """The side with more pawns, then the one whose foremost pawn has fewer rows to go, then the side to move."""
+    """Returns the side with more pawns, else the one whose foremost pawn is nearer to the end, else who is to move."""
     rows = len(view.board.splitlines()) - 1
     to_go = {
         "white": min((rows - int(name[1:]) for name in squares(view.board, "w")), default=rows),

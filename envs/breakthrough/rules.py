@@ -80,18 +80,18 @@ class _Rules:
         return self.rows * self.columns
 
     def mask(self, chosen) -> tuple[np.uint32, ...]:
-        """Cells as a mask: bool [cells] -> constant words."""
+        """Packs cells into a mask: bool [cells] -> constant words."""
         padded = np.zeros(-(-self.cells // _WORD) * _WORD, np.uint32)
         padded[: self.cells] = chosen
         return tuple((padded.reshape(-1, _WORD) << np.arange(_WORD, dtype=np.uint32)).sum(1, dtype=np.uint32))
 
     def bits(self, mask: Words) -> jax.Array:
-        """A mask as cells: bool [cells]."""
+        """Unpacks a mask into cells: bool [cells]."""
         shifts = np.arange(_WORD, dtype=np.uint32)
         return jnp.concatenate([word >> shifts & 1 for word in mask])[: self.cells].astype(bool)
 
     def position(self, cells: np.ndarray, player: int, winner: int) -> Position:
-        """The position with these cells [rows * columns], indices into `SYMBOLS`."""
+        """Makes the position with these cells [rows * columns], indices into `SYMBOLS`."""
         black, white = (tuple(jnp.uint32(word) for word in self.mask(cells == symbol)) for symbol in (1, 2))
         return Position(black, white, jnp.int32(player), jnp.int32(winner))
 
@@ -100,7 +100,7 @@ class _Rules:
         return self.position(np.repeat((1, 0, 2), (full, empty, full)), 0, -1)
 
     def moves(self, position: Position) -> tuple[tuple[Words, Words, Words], Words]:
-        """Who can move left, straight and right: three masks of pawns; and the enemy's pawns."""
+        """Finds who can move left, straight and right: three masks of pawns; and the enemy's pawns."""
         column = np.arange(self.cells) % self.columns
         first = position.player == 0
         friendly, enemy = _sides(position)
@@ -110,7 +110,7 @@ class _Rules:
         able = tuple(jnp.where(playing, o, np.uint32(0)) for o in friendly)
 
         def ahead(target: Words, step: int, allowed: np.ndarray) -> Words:
-            """Pawns in `allowed` columns whose cell one row ahead and `step` to the right is in `target`."""
+            """Selects pawns in `allowed` columns whose cell one row ahead and `step` to the right is in `target`."""
             down, up = _shift(target, -(self.columns + step)), _shift(target, self.columns - step)
             return tuple(a & m & jnp.where(first, d, u) for a, m, d, u in zip(able, self.mask(allowed), down, up))
 
@@ -137,7 +137,7 @@ class _Rules:
         return sum(jax.lax.population_count(w) for mask in directions for w in mask).astype(jnp.int32)
 
     def nth_legal(self, position: Position, k: jax.Array) -> jax.Array:
-        """Order: left, straight, right; within a direction by cell."""
+        """Returns the k-th legal move's id in the order left, straight, right; within a direction by cell."""
         directions, enemy = self.moves(position)
         cell, direction = _nth_bit(directions, jnp.asarray(k).astype(jnp.uint32))
         target = self.target(position, cell, direction)
@@ -175,7 +175,7 @@ class _Rules:
 
 
 def board_game(rows: int = 5, columns: int = 5, pawn_rows: int = 2) -> Breakthrough:
-    """Breakthrough; the default is the paper's board. OpenSpiel has one row of pawns below 6 rows, else two.
+    """Makes breakthrough; the default is the paper's board. OpenSpiel has one row of pawns below 6 rows, else two.
 
     Args:
       rows: 2 or more, and at least twice `pawn_rows`.
@@ -221,19 +221,19 @@ def _choose(condition: jax.Array, yes: Words, no: Words) -> Words:
 
 
 def _sides(position: Position) -> tuple[Words, Words]:
-    """(the pawns of the player to move, the other's)."""
+    """Returns (the pawns of the player to move, the other's)."""
     first = position.player == 0
     return _choose(first, position.black, position.white), _choose(first, position.white, position.black)
 
 
 def _bit(like: Words, cell: jax.Array) -> Words:
-    """The mask of one cell."""
+    """Makes the mask of one cell."""
     bit = jnp.uint32(1) << (cell % _WORD).astype(jnp.uint32)
     return tuple(jnp.where(cell // _WORD == i, bit, np.uint32(0)) for i in range(len(like)))
 
 
 def _has(mask: Words, cell: jax.Array) -> jax.Array:
-    """1 if the cell is in the mask, else 0: int32 []."""
+    """Tests whether a cell is in the mask: 1 or 0, int32 []."""
     return sum(((m & b) != 0).astype(jnp.int32) for m, b in zip(mask, _bit(mask, cell)))
 
 
@@ -248,7 +248,7 @@ def _shift(mask: Words, by: int) -> Words:
 
 
 def _nth_bit(masks: tuple[Words, ...], k: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(cell, index of the mask) of the k-th set bit, counted through the masks in order: int32 [] each."""
+    """Finds (cell, index of the mask) of the k-th set bit, counted through the masks in order: int32 [] each."""
     words = [word for mask in masks for word in mask]
     word, index, rest, before = words[0], jnp.uint32(0), k, np.uint32(0)
     # The word that holds the k-th bit, and how many bits of it come first.

@@ -70,7 +70,7 @@ _PARAMS, _STATIC = EnvParams(), StaticEnvParams()
 
 
 def reset(key: jax.Array) -> World:
-    """A new world; the player stands in the middle of 64x64 cells and looks north.
+    """Generates a new world; the player stands in the middle of 64x64 cells and looks north.
 
     On CPUs the rows of a batch after the 8th get other noise than alone (XLA of jax 0.10.2), so another world.
     """
@@ -78,29 +78,29 @@ def reset(key: jax.Array) -> World:
 
 
 def step(key: jax.Array, world: World, action: jax.Array) -> World:
-    """The world after an action, int32 [] in 0..16, in the engine's order."""
+    """Applies an action, int32 [] in 0..16, in the engine's order."""
     after, _ = craftax_step(key, world, jnp.asarray(action, jnp.int32), _PARAMS, _STATIC)
     return jax.tree.map(lambda new, old: new.astype(old.dtype), _plain(after), world)
 
 
 def _plain(world: World) -> World:
-    """Arrays with types of their own, as loops ask for; without the engine's unused key."""
+    """Gives the arrays strong types, as loops ask for, and drops the engine's unused key."""
     world = jax.tree.map(jnp.asarray, world.replace(state_rng=None))
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), world)
 
 
 def dead(world: World) -> jax.Array:
-    """bool []: no health left; lava takes it all."""
+    """Whether no health is left: bool []; lava takes it all."""
     return world.player_health <= 0
 
 
 def unlocked(world: World) -> jax.Array:
-    """Number of achievements so far: int32 []."""
+    """Counts the achievements so far: int32 []."""
     return world.achievements.sum(dtype=jnp.int32)
 
 
 def view(world: World) -> jax.Array:
-    """The cells around the player, north above: int32 [63], row by row, indices into `CELLS`."""
+    """Cuts out the cells around the player, north above: int32 [63], row by row, indices into `CELLS`."""
     margin = np.array([ROWS // 2, COLUMNS // 2])
     padded = jnp.pad(world.map, [(m, m) for m in margin], constant_values=_OUTSIDE)
     cells = jax.lax.dynamic_slice(padded, world.player_position, (ROWS, COLUMNS)).astype(jnp.int32)
@@ -114,16 +114,16 @@ def view(world: World) -> jax.Array:
 
 
 def faced(world: World) -> jax.Array:
-    """Where in the view the cell is that the player looks at: int32 []."""
+    """Returns the view's cell that the player faces: int32 []."""
     row, column = jnp.asarray(_OFFSETS)[world.player_direction]
     return HERE + row * COLUMNS + column
 
 
 def vitals(world: World) -> jax.Array:
-    """int32 [4], in the order of `VITALS`."""
+    """Returns the vitals, int32 [4], in the order of `VITALS`."""
     return jnp.stack([getattr(world, f"player_{name}") for name in VITALS]).astype(jnp.int32)
 
 
 def items(world: World) -> jax.Array:
-    """How many of each of `ITEMS` the player has: int32 [12]."""
+    """Counts each of `ITEMS` in the inventory: int32 [12]."""
     return jnp.stack([getattr(world.inventory, name) for name in ITEMS]).astype(jnp.int32)

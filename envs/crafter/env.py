@@ -37,18 +37,18 @@ class Crafter(DiscreteGame):
         super().__init__(ACTIONS, (OBSERVATION_SIZE,), EnvParams(10_000))
 
     def start(self, key: jax.Array, params: EnvParams) -> CrafterState:
-        """A random world."""
+        """Generates a random world."""
         return CrafterState(time=jnp.int32(0), world=engine.reset(key))
 
     def advance(self, key, state, action, params):
-        """info["achievements"] is bool [22], those unlocked so far."""
+        """Steps the engine; info["achievements"] is bool [22], those unlocked so far."""
         after = engine.step(key, state.world, action)
         reward = (engine.unlocked(after) - engine.unlocked(state.world)) / len(engine.ACHIEVEMENTS)
         state = CrafterState(time=state.time + 1, world=after)
         return state, reward.astype(jnp.float32), engine.dead(after), {"achievements": after.achievements}
 
     def is_terminated(self, state: CrafterState, params: EnvParams) -> jax.Array:
-        """The player is dead."""
+        """Whether the player is dead: bool []."""
         return engine.dead(state.world)
 
     def observe(self, key, state: CrafterState, action, params) -> jax.Array:
@@ -88,12 +88,12 @@ _REPLY = '. Reply with 1 to 3 actions, separated by " || ".'
 
 
 def success(state: CrafterState) -> jax.Array:
-    """bool []: all achievements are unlocked."""
+    """Whether all achievements are unlocked: bool []."""
     return state.world.achievements.all()
 
 
 def text_game(prompt: str = "paper", max_steps: int = 10_000) -> TextGame:
-    """Crafter as a text game (LAC, appendix A.12).
+    """Makes Crafter as a text game (LAC, appendix A.12).
 
     The compact prompt, for very small models, is the view as letters and the status.
 

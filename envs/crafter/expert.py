@@ -67,7 +67,7 @@ class _View:
         return any(self.block((row + i, column + j)) == block for i in (-1, 0, 1) for j in (-1, 0, 1))
 
     def cost(self, cell: Cell) -> int:
-        """Actions that it takes to enter a cell; 0: it cannot be entered."""
+        """Counts the actions that it takes to enter a cell; 0: it cannot be entered."""
         if self.free(cell):
             return _STEP
         if self.block(cell) == "tree":
@@ -84,7 +84,7 @@ def _add(cell: Cell, way: str) -> Cell:
 
 
 def act(world: World) -> str:
-    """The next action."""
+    """Returns the next action."""
     if bool(world.is_sleeping):
         return "noop"
     view = _View(world)
@@ -92,7 +92,7 @@ def act(world: World) -> str:
 
 
 def _choices(view: _View) -> Iterator[str]:
-    """Actions in the order of their urgency; the first that is not empty counts."""
+    """Yields actions in the order of their urgency; the first that is not empty counts."""
     for way in _WAYS:
         if view.creatures.get(_add(view.at, way)) in ("zombies", "skeletons"):
             yield _on(view, way)
@@ -118,7 +118,7 @@ def _only_sleep_is_left(view: _View) -> bool:
 
 
 def _work(view: _View) -> Iterator[str]:
-    """What leads to the next achievement."""
+    """Yields actions that lead to the next achievement."""
     inventory, done = view.inventory, view.done
     grass = view.block(view.faced) == "grass" and view.faced not in view.creatures
     if inventory["sapling"] and "place_plant" not in done:
@@ -155,7 +155,7 @@ def _far(view: _View, cell: Cell) -> bool:
 
 
 def _tools(view: _View, material: str) -> Iterator[str]:
-    """What leads to the pickaxe and the sword of a material."""
+    """Yields actions that lead to the pickaxe and the sword of a material."""
     inventory = view.inventory
     missing = [tool for tool in ("pickaxe", "sword") if not inventory[f"{material}_{tool}"]]
     if not missing:
@@ -189,7 +189,7 @@ def _distance(view: _View, block: str) -> int:
 
 
 def _turn(view: _View) -> str:
-    """Towards a free cell, or a blow at one that can be dug."""
+    """Turns towards a free cell, else strikes the cell ahead."""
     free = [way for way in _WAYS if view.free(_add(view.at, way))]
     return f"move {free[0]}" if free else "do"
 
@@ -200,8 +200,9 @@ def _on(view: _View, way: str) -> str:
 
 
 def _find(view: _View, *kinds: str, **options: bool) -> str:
-    """The first action on a cheapest way to the nearest block or creature of these kinds; "" without any. See
-    `_reach` for the options."""
+    """Returns the first action on a cheapest way to the nearest block or creature of these kinds; "" without any. See
+    `_reach` for the options.
+    """
     cells = [cell for cell, kind in view.creatures.items() if kind in kinds]
     cells += map(tuple, np.argwhere(np.isin(view.map, [_ID[kind] for kind in kinds if kind in _ID])).tolist())
     return _reach(view, set(cells).__contains__, **options) if cells else ""
@@ -214,7 +215,7 @@ def _reach(
     adjacent: bool = False,
     keep_off: bool = False,
 ) -> str:
-    """The first action on a cheapest way to the nearest target; "" where none can be reached.
+    """Returns the first action on a cheapest way to the nearest target; "" where none can be reached.
 
     Args:
       standing: goes into the cell. adjacent: next to it, corners too; both without working on it.
@@ -248,7 +249,7 @@ def _reach(
 
 
 def _enter(view: _View, way: str) -> str:
-    """The next action on the way into a neighbouring cell."""
+    """Returns the next action on the way into a neighbouring cell."""
     cell = _add(view.at, way)
     if view.free(cell) or view.way != way:
         return f"move {way}"
@@ -259,7 +260,7 @@ Changes = dict[Cell, bool]  # cell -> whether it is free now
 
 
 def _pocket(view: _View, at: Cell, changes: Changes) -> set[Cell] | None:
-    """The closed room around a cell; None where it is open or large."""
+    """Finds the closed room around a cell; None where it is open or large."""
     room, edge = {at}, [at]
     while edge:
         cell = edge.pop()
@@ -282,7 +283,9 @@ def _is_free(view: _View, changes: Changes, cell: Cell) -> bool:
 
 
 def _shelter(view: _View) -> str:
-    """The first action of a shortest sequence of moves, digging and stones that ends in a closed room; "" without."""
+    """Returns the first action of a shortest sequence of moves, digging and stones that ends in a closed room; ""
+    without.
+    """
     if not view.inventory["wood_pickaxe"]:
         return ""
     # Breadth first over (actions spent, a number that breaks ties, cell, direction faced, changed cells, first action).

@@ -55,7 +55,7 @@ _STEPS = abs(_SOUTH) + abs(_EAST)
 
 
 def place(south: int, east: int) -> str:
-    """Such as "2 steps north and 1 step east"."""
+    """Words for an offset, such as "2 steps north and 1 step east"."""
     parts = []
     for steps, direction in ((south, "south" if south > 0 else "north"), (east, "east" if east > 0 else "west")):
         if steps:
@@ -67,7 +67,7 @@ PLACES = tuple(place(south, east) for south, east in zip(_SOUTH.tolist(), _EAST.
 
 
 def fields(world: engine.World) -> dict[str, jax.Array]:
-    """What the texts of a world read, all int32.
+    """Computes what the texts of a world read, all int32.
 
     Returns:
       num_things []; thing, place [15]: the nearest of each kind, nearest first; indices into `THING_NAMES`, `PLACES`.

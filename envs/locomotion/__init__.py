@@ -7,7 +7,7 @@ import pathlib
 
 
 def xml_path(name: str, version: str = "v4") -> pathlib.Path:
-    """The model file in the installed Gymnasium (which is not imported).
+    """Locates the model file in the installed Gymnasium (which is not imported).
 
     Raises:
       ModuleNotFoundError: Gymnasium is not installed.

@@ -146,7 +146,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
         return self.model.nu
 
     def reset_env(self, key: jax.Array, params: LocomotionParams) -> tuple[jax.Array, LocomotionState]:
-        """The rest pose and noise around it."""
+        """Puts the robot into its rest pose, with noise around it."""
         key_q, key_v = jax.random.split(key)
         scale = jnp.asarray(params.reset_noise_scale, self.dtype)
         draw = jax.random.normal if self.robot.free else _uniform
@@ -156,7 +156,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
         )
 
     def state_of(self, qpos: jax.Array, qvel: jax.Array) -> tuple[jax.Array, LocomotionState]:
-        """(observation, state) of a robot put into a pose, as Gymnasium's reset leaves it: qpos [nq], qvel [nv]."""
+        """Puts a robot into a pose as Gymnasium's reset does: (observation, state) from qpos [nq], qvel [nv]."""
         qpos, qvel = jnp.array(qpos, self.dtype), jnp.array(qvel, self.dtype)  # copies: MuJoCo reuses its arrays
         state = LocomotionState(
             time=jnp.int32(0),
@@ -206,7 +206,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
         return obs, state, reward, exploded | ~healthy, {**info, "exploded": exploded}
 
     def observe(self, key, state, action, params) -> jax.Array:
-        """Positions but the hidden ones, clipped velocities, contact forces; zeros of an exploded state."""
+        """Observes positions but the hidden ones, clipped velocities and contact forces; zeros of an exploded state."""
         limit = self.robot.velocity_limit
         parts = [state.qpos[self.robot.hidden :], jnp.clip(state.qvel, -limit, limit)]
         parts += [jnp.zeros(6, self.dtype)] if self.feels_world else []
@@ -218,7 +218,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
         return ~_finite(state.qpos, state.qvel, state.warmstart)
 
     def is_terminated(self, state: LocomotionState, params: LocomotionParams) -> jax.Array:
-        """Fallen, or exploded."""
+        """Whether the robot has fallen or exploded: bool []."""
         return self.exploded(state) | ~self.robot.healthy(state.qpos, state.qvel)
 
     def action_space(self, params: LocomotionParams | None = None) -> spaces.Box:
@@ -231,7 +231,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
 
 
 def make_env(name: str, version: str = "v4", physics: str = "auto", contact_forces: bool = False) -> Locomotion:
-    """One robot's environment.
+    """Makes one robot's environment.
 
     Args:
       name: "hopper", "walker2d" or "ant".
@@ -263,12 +263,12 @@ def _uniform(key, shape, dtype):
 
 
 def _finite(*arrays: jax.Array) -> jax.Array:
-    """Whether all numbers are ones that MuJoCo takes: bool []. NaN compares as False."""
+    """Whether MuJoCo takes all of these numbers: bool []. NaN compares as False."""
     return jnp.stack([(jnp.abs(x) <= _HUGE).all() for x in arrays]).all()
 
 
 def control_game(name: str, version: str = "v4", physics: str = "auto", contact_forces: bool = False) -> ControlGame:
-    """A robot for control agents; see `make_env`."""
+    """Makes a robot for control agents; see `make_env`."""
     env = make_env(name, version, physics, contact_forces)
     return ControlGame(
         name=name,
@@ -283,7 +283,8 @@ def control_game(name: str, version: str = "v4", physics: str = "auto", contact_
 
 
 def what_if_frames(env: Locomotion, name: str, states: Any, actions: Any, suggested: Any, hold: int = 8) -> np.ndarray:
-    """Poses side by side for each of n states: now, after `hold` steps of the agent's torques, and of those suggested.
+    """Draws poses side by side for each of n states: now, after `hold` steps of the agent's torques, and of those
+    suggested.
 
     Args:
       states: env states [n]. actions: [n] torques. suggested: [n] torques or None, whose place then stays empty.
@@ -308,7 +309,7 @@ def what_if_frames(env: Locomotion, name: str, states: Any, actions: Any, sugges
 
 
 def progress_bonus(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Array:
-    """A reward of 1 for every `length` metres of progress: float [T, B], mostly 0.
+    """Pays 1 for every `length` metres of progress: float [T, B], mostly 0.
 
     Line k stands at x = k * length, k = 1, 2, ...; crossing one pays 1, crossing it backwards costs 1, so that swinging
     across it earns nothing: an episode earns the number of lines that it has passed at its end.

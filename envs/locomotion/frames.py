@@ -15,7 +15,7 @@ _SPAN = 3.2  # metres from the left edge to the right one, at least
 
 
 def frames(name: str, qpos, width: int = 320, height: int = 240) -> np.ndarray:
-    """Pictures of a robot, the camera keeping up with it: uint8 [T, height, width, 3].
+    """Draws a robot, the camera keeping up with it: uint8 [T, height, width, 3].
 
     Parallel projection along y: capsules and spheres over a chequered floor. A row of qpos that is not finite gives a
     picture without a robot.
@@ -59,14 +59,14 @@ def frames(name: str, qpos, width: int = 320, height: int = 240) -> np.ndarray:
 
 
 def side_by_side(films: list[np.ndarray]) -> np.ndarray:
-    """Films [T, H, W, 3] of equal size, side by side with a line between them: uint8 [T, H, W', 3]."""
+    """Joins films [T, H, W, 3] of equal size, with a line between them: uint8 [T, H, W', 3]."""
     line = np.full((*films[0].shape[:2], 4, 3), 255, np.uint8)
     return np.concatenate([part for film in films for part in (film, line)][:-1], axis=2)
 
 
 @functools.cache
 def _load(name: str):
-    """(MjModel, MjData) of a robot."""
+    """Loads (MjModel, MjData) of a robot."""
     import mujoco
 
     model = mujoco.MjModel.from_xml_path(str(xml_path(name)))
@@ -74,12 +74,12 @@ def _load(name: str):
 
 
 def _project(point: np.ndarray, elevation: float) -> np.ndarray:
-    """Place [3] relative to the camera -> (right, above), metres on the picture."""
+    """Projects a place [3] relative to the camera to (right, above), metres on the picture."""
     return np.array([point[0], point[2] * math.cos(elevation) + point[1] * math.sin(elevation)])
 
 
 def _floor(x: np.ndarray, above: np.ndarray, eye_y: float, elevation: float) -> np.ndarray:
-    """Sky and a floor of half-metre tiles, which show that the robot moves: [height, width, 3]."""
+    """Draws sky and a floor of half-metre tiles, which show that the robot moves: [height, width, 3]."""
     y = above / math.sin(elevation) + eye_y if elevation else np.zeros_like(above)
     odd = (np.floor(2 * x)[None] + np.floor(2 * y)) % 2 == 1
     ground = np.where(odd[..., None], *(np.array(tile, float) for tile in _TILES))

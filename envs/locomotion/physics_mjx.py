@@ -26,7 +26,8 @@ _STAGES = np.array([(0, 1 / 6), (0.5, 1 / 3), (0.5, 1 / 3), (1, 1 / 6)])  # Rung
 
 
 def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool, corrected: bool = True) -> Callable:
-    """A control step of `frame_skip` sub-steps: (qpos, qvel, warmstart, ctrl) -> (qpos, qvel, warmstart, x, cfrc_ext).
+    """Makes a control step of `frame_skip` sub-steps: (qpos, qvel, warmstart, ctrl) -> (qpos, qvel, warmstart, x,
+    cfrc_ext).
 
     One robot's state; `vmap` it for a batch. qpos [nq], qvel [nv], warmstart [nv] (`qacc_warmstart`, from which the
     solver starts), ctrl [nu] (clipped to the motors' range); x [] is the first body's x as the simulator last saw it,
@@ -61,7 +62,9 @@ def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool, correc
 
 
 def _substep(model, start):
-    """What `mjx.step` computes, with the forward dynamics written once, not four times: compiles in 15 s, not in 35."""
+    """Integrates a sub-step as `mjx.step` does, with the forward dynamics written once, not four times: compiles in 15
+    s, not in 35.
+    """
     timestep = model.opt.timestep
 
     def stage(carry, tableau):
@@ -80,7 +83,7 @@ def _substep(model, start):
 
 
 def _integrate(model, qpos, qvel, timestep):
-    """Where qvel [nv] leads within a timestep: qpos [nq]; quaternions turn and stay normalised."""
+    """Moves qpos [nq] along qvel [nv] for a timestep; quaternions turn and stay normalised."""
     return scan.flat(
         model, lambda *args: forward._integrate_pos(*args, dt=timestep), "jqv", "q", model.jnt_type, qpos, qvel
     )
@@ -88,7 +91,7 @@ def _integrate(model, qpos, qvel, timestep):
 
 @contextlib.contextmanager
 def c_collider() -> Iterator[None]:
-    """What is traced within collides capsules with planes as the C simulator does."""
+    """Makes what is traced within collide capsules with planes as the C simulator does."""
     with _TRACING:
         original = _parts()
         collision_driver._COLLISION_FUNC[_PAIR] = _plane_capsule
@@ -99,7 +102,7 @@ def c_collider() -> Iterator[None]:
 
 
 def _parts() -> Callable:
-    """MJX's collider of a plane and a capsule, after a look at whether what we build on is there.
+    """Checks that this MJX has what we build on, and returns its collider of a plane and a capsule.
 
     Raises:
       RuntimeError: it is not.
@@ -114,7 +117,8 @@ def _parts() -> Callable:
 
 
 def _plane_capsule(model, data, key, geom):
-    """MJX's two contacts of each pair (plane, capsule) in geom [n, 2], in frames like those of mjc_PlaneCapsule.
+    """Computes MJX's two contacts of each pair (plane, capsule) in geom [n, 2], in frames like those of
+    mjc_PlaneCapsule.
 
     The first tangent is the capsule's axis laid on the plane, however short.
     """
@@ -132,5 +136,5 @@ _plane_capsule.ncon = 2
 
 
 def _uncommitted(tree):
-    """The tree on the default device without being tied to it, so that programs over several devices may use it."""
+    """Puts a tree on the default device without tying it there, so that programs over several devices may use it."""
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)

@@ -119,12 +119,12 @@ def body(robot: RobotText, obs: np.ndarray) -> Body:
 
 
 def motors(robot: RobotText) -> tuple[str, ...]:
-    """The motors' names, in the action's order."""
+    """Names the motors, in the action's order."""
     return tuple(robot.joints[i] for i in robot.motors)
 
 
 def roles(robot: str, version: str = "v4", contacts: bool = False) -> AnalystRoles:
-    """A robot's side of ULTRA.
+    """Returns a robot's prompts and readers for ULTRA.
 
     Args:
       robot: "hopper", "walker2d" or "ant".
@@ -138,7 +138,7 @@ def roles(robot: str, version: str = "v4", contacts: bool = False) -> AnalystRol
 
 
 def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameText:
-    """A robot in words; see `roles`."""
+    """Puts a robot into words; see `roles`."""
     if name not in ROBOTS or version not in VERSIONS:
         raise ValueError(f"no robot {name!r} of version {version!r}; choose of {', '.join(ROBOTS)} and v4, v5")
     robot = ROBOTS[name]
@@ -164,7 +164,7 @@ def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameTex
 
 
 def state_text(robot: RobotText, obs: np.ndarray) -> str:
-    """One observation with names and units."""
+    """Writes one observation with names and units."""
     now = body(robot, obs)
     lean = f"pitch {_show(now.pitch)} rad" + ("" if robot.is_planar else f", roll {_show(now.roll)} rad")
     side = "" if robot.is_planar else f", sideways velocity {_show(now.side_velocity)} m/s"
@@ -179,7 +179,7 @@ def state_text(robot: RobotText, obs: np.ndarray) -> str:
 
 
 def action_text(action: Action) -> str:
-    """Torques as the prompts write them."""
+    """Writes torques as the prompts do."""
     return f"({', '.join(_show(x) for x in action)})"
 
 
@@ -195,7 +195,7 @@ def _ending(episode: ControlEpisode) -> str:
 
 
 def _game(robot: RobotText, version: str, contacts: bool) -> str:
-    """Background, state, actions, reward and termination."""
+    """Writes background, state, actions, reward and termination."""
     alive = "1" if version == "v4" else "1 (unless it has just fallen)"
     contact = (contacts or version == "v5") and not robot.is_planar
     turns = "pitch velocity (rad/s)" if robot.is_planar else "sideways velocity (m/s), pitch and roll velocity (rad/s)"

@@ -89,26 +89,26 @@ class BalanceAnalyst(NamedTuple):
         return danger(self.name, self.body(timeslot))
 
     def later(self, timeslot: int, slots: int) -> int:
-        """That many timeslots later, or the last state of the excerpt."""
+        """Returns the timeslot that many later, or that of the excerpt's last state."""
         return min(timeslot + slots, self.excerpt.start + len(self.excerpt.observations) - 1)
 
     def until_fall(self, timeslot: int) -> int | None:
-        """Timeslots from this one to the last of the episode, if the excerpt ends with its fall."""
+        """Counts timeslots from this one to the last of the episode, if the excerpt ends with its fall."""
         return self.excerpt.end - 1 - timeslot if self.excerpt.fell else None
 
     def eases(self, timeslot: int) -> float:
-        """By how much danger is lower a little later."""
+        """Measures by how much danger is lower `SOON` timeslots later."""
         return self.danger(timeslot) - self.danger(self.later(timeslot, SOON))
 
 
 def robot_of(episode: ControlEpisode) -> str:
-    """Which robot has as many motors as the episode's actions have numbers."""
+    """Finds the robot that has as many motors as the episode's actions have numbers."""
     size = np.shape(episode.actions)[-1]
     return next(name for name, robot in ROBOTS.items() if len(robot.motors) == size)
 
 
 def danger(name: str, now: Body) -> float:
-    """How near a fall is: 0 upright at rest, 1 where a moment ahead it will have fallen."""
+    """Measures how near a fall is: 0 upright at rest, 1 where a moment ahead it will have fallen."""
     limits = LIMITS[name]
     pitch = now.pitch + limits.ahead * now.pitch_velocity
     roll = now.roll + limits.ahead * now.roll_velocity
@@ -119,19 +119,19 @@ def danger(name: str, now: Body) -> float:
 
 
 def balance(name: str, now: Body) -> Action:
-    """The torques that push back to upright, in the order of the action, in [-1, 1]."""
+    """Computes the torques that push back to upright, in the order of the action, in [-1, 1]."""
     torques = np.nan_to_num(LIMITS[name].balance(now))[list(ROBOTS[name].motors)]
     return tuple(float(x) for x in np.clip(torques, -1, 1))
 
 
 def identify(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A verdict on every timeslot of the excerpt."""
+    """Writes a verdict on every timeslot of the excerpt."""
     analyst = BalanceAnalyst.of(context)
     return ", ".join(_verdict(analyst, timeslot) for timeslot in range(context["begin"], context["end"]))
 
 
 def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A case analysis of the verdicts."""
+    """Writes a case analysis of the verdicts."""
     episode, verdicts = context["episode"], context["verdicts"]
     wrong = [v for v in verdicts if v.action is not None]
     right = [v.timeslot for v in verdicts if v.action is None and v.judged]
@@ -152,7 +152,7 @@ def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def reward(context: Mapping[str, Any], rng: random.Random) -> str:
-    """The reward of an action, by what followed if it was taken, else by the rule."""
+    """Rewards an action by what followed if it was taken, else by the rule."""
     analyst, timeslot, action = BalanceAnalyst.of(context), context["timeslot"], context["action"]
     if np.allclose(action, analyst.excerpt.action(timeslot), atol=1e-3):
         value, reason = _followed(analyst, timeslot)
@@ -187,7 +187,7 @@ def _when(fall: int) -> str:
 
 
 def _followed(analyst: BalanceAnalyst, timeslot: int) -> tuple[float, str]:
-    """(reward, why) of the action that was taken."""
+    """Rewards the action that was taken by what followed: (reward, reason)."""
     fall = analyst.until_fall(timeslot)
     if fall is not None and fall < FALL:
         return -1 + fall / FALL, _when(fall)

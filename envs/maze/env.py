@@ -96,7 +96,7 @@ class Maze:
 
 @functools.lru_cache
 def maze(name: str) -> Maze:
-    """The maze "double_t" or "medium".
+    """Returns the maze "double_t" or "medium".
 
     Raises:
       ValueError: another name.
@@ -122,7 +122,7 @@ def maze(name: str) -> Maze:
 
 
 def step(maze: Maze, position: Any, action: Any, xp: Any = np) -> tuple[Any, Any, Any]:
-    """One step of each of any number of players, with numpy or jax.numpy as `xp`.
+    """Steps any number of players, with numpy or jax.numpy as `xp`.
 
     Args:
       position: int32 [...], free cells.
@@ -143,7 +143,7 @@ def step(maze: Maze, position: Any, action: Any, xp: Any = np) -> tuple[Any, Any
 
 @functools.cache
 def distances(maze: Maze) -> np.ndarray:
-    """Fewest steps from each cell to the goal: int [C]; C where there is no way."""
+    """Counts the fewest steps from each cell to the goal: int [C]; C where there is no way."""
     far = np.where(np.arange(len(maze.walls)) == maze.goal, 0, len(maze.walls))
     for _ in far:
         far = np.minimum(far, np.where(maze.walls, len(far), far[maze.moves].min(1) + 1))
@@ -158,7 +158,7 @@ class Walk(NamedTuple):
 
 
 def random_walks(maze: Maze, position: Any, action: Any, steps: int, rng: np.random.Generator) -> list[Walk]:
-    """One forced step each, then a fully random walk of `steps` steps; a walk ends at the goal.
+    """Takes one forced step each, then `steps` random ones; a walk ends at the goal.
 
     Args:
       position, action: int [B].
@@ -204,7 +204,7 @@ class MazeEnv(DiscreteGame):
         super().__init__(ACTIONS, shape, EnvParams(MAX_STEPS))
 
     def start(self, key, params):
-        """On a random free cell that is not the goal."""
+        """Draws a free cell that is not the goal."""
         return MazeState(time=jnp.int32(0), position=jax.random.choice(key, jnp.asarray(self.maze.starts)))
 
     def advance(self, key, state, action, params):
@@ -213,7 +213,7 @@ class MazeEnv(DiscreteGame):
         return state.replace(position=position, time=state.time + 1), reward, terminated, {}
 
     def is_terminated(self, state: MazeState, params: EnvParams) -> jax.Array:
-        """On the goal."""
+        """Whether the player is on the goal: bool []."""
         return self.success(state)
 
     def success(self, state: MazeState) -> jax.Array:
@@ -230,7 +230,7 @@ class MazeEnv(DiscreteGame):
 
 
 def fields(maze: Maze, position: Any, xp: Any = np) -> dict[str, Any]:
-    """The fields of a position's text, all int32: row, column, walls []; cells [C], indices into `SYMBOLS`."""
+    """Computes the fields of a position's text, all int32: row, column, walls []; cells [C], indices into `SYMBOLS`."""
     cells = np.arange(len(maze.walls))
     ground = np.where(maze.walls, _WALL, np.where(cells == maze.goal, _GOAL, _FREE))
     player = np.where(cells == maze.goal, _ARRIVED, _PLAYER)
@@ -244,7 +244,7 @@ def fields(maze: Maze, position: Any, xp: Any = np) -> dict[str, Any]:
 
 
 def wall_sentence(code: int) -> str:
-    """LMRL-Gym's sentence about the walls around a cell; bit a of `code` is the wall that action a runs into."""
+    """Writes LMRL-Gym's sentence on the walls around a cell; bit a of `code` is the wall that action a runs into."""
     sides = [side for side, action in _SIDES if code >> action & 1]
     if not sides:
         return "There are no walls near you."
@@ -252,7 +252,7 @@ def wall_sentence(code: int) -> str:
 
 
 def observation_template(maze: Maze, observation: str = "full") -> Template:
-    """The text of a position; "partial" leaves the goal and the position out."""
+    """Returns the text of a position; "partial" leaves the goal and the position out."""
     sentences = tuple(wall_sentence(code) for code in range(16))
     if observation == "partial":
         return Template((Choice("walls", sentences),))
@@ -270,7 +270,7 @@ def observation_template(maze: Maze, observation: str = "full") -> Template:
 
 
 def board_template(maze: Maze) -> Template:
-    """The maze as a person would draw it."""
+    """Draws the maze as a person would."""
     return grid_text.drawn([Choice("cells", SYMBOLS, cell) for cell in range(len(maze.walls))], maze.columns)
 
 
@@ -288,7 +288,7 @@ _COMPACT = "Walk to the goal. Walls stop you."
 def text_game(
     layout: str = "double_t", observation: str = "full", prompt: str = "paper", max_steps: int = MAX_STEPS
 ) -> TextGame:
-    """A maze as a text game.
+    """Makes a maze as a text game.
 
     Args:
       layout: "double_t" or "medium".

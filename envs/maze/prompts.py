@@ -100,35 +100,37 @@ class MazeRoles:
     actions: tuple[str, ...] = ACTIONS
 
     def candidates(self, state: Walk) -> Sequence[int]:
-        """The actions to evaluate: all four, bumps into walls included, as in the paper."""
+        """Lists the actions to evaluate: all four, bumps into walls included, as in the paper."""
         return range(len(ACTIONS))
 
     def look_ahead(
         self, states: Sequence[Walk], actions: Sequence[int], steps: int, rng: np.random.Generator
     ) -> list[Walk]:
-        """One variation each: `actions[i]` in `states[i]`, then `steps` steps at random; it ends early at the goal."""
+        """Plays one variation each: `actions[i]` in `states[i]`, then `steps` steps at random; it ends early at the
+        goal.
+        """
         return mazes.random_walks(self.maze, [state.positions[-1] for state in states], actions, steps, rng)
 
     def policy(self, state: Walk) -> Chat:
-        """The prompted language policy pi_L."""
+        """Asks the prompted language policy pi_L for an action."""
         return self._chat(_POLICY, self._history(state))
 
     def value(self, state: Walk, variation: Walk) -> Chat:
-        """V^L of a variation's last position, with the moves that led there."""
+        """Asks for V^L of a variation's last position, with the moves that led there."""
         return self._chat(_VALUE, self._history(state, variation))
 
     def q(self, state: Walk, action: int) -> Chat:
-        """Q^L(s, a) without look-ahead."""
+        """Asks for Q^L(s, a) without look-ahead."""
         return self._chat(_Q, self._history(state), action=ACTIONS[action])
 
     def describe(self, state: Walk, variation: Walk) -> str:
-        """d: the moves of a variation, their reward and its last observation."""
+        """Describes a variation (d): its moves, their reward and its last observation."""
         _, reward, _ = mazes.step(self.maze, np.array(variation.positions[:-1]), np.array(variation.actions))
         moves = ", ".join(ACTIONS[action] for action in variation.actions)
         return f"Moves: {moves}. Reward: {reward.sum():g}. Final observation: {self._text(variation.positions[-1])}"
 
     def aggregate(self, state: Walk, action: int, descriptions: Sequence[str], evaluations: Sequence[str]) -> Chat:
-        """G2 and G1: the value of an action from its variations."""
+        """Asks for the value of an action from its variations (G2 and G1)."""
         pairs = enumerate(zip(descriptions, evaluations, strict=True), 1)
         variations = "\n".join(
             f"Variation {i}. {text}\nEvaluation of its final position: {value}" for i, (text, value) in pairs
@@ -138,13 +140,13 @@ class MazeRoles:
         return self._chat(_AGGREGATE, history, context, action=word, variations=variations)
 
     def improve(self, state: Walk, values: Mapping[int, str]) -> Chat:
-        """I: the best action by its evaluation alone."""
+        """Asks for the best action by the evaluations alone (I)."""
         named = {ACTIONS[action]: value for action, value in values.items()}
         text = "\n\n".join(f'The action "{word}": {value}' for word, value in named.items())
         return Chat.of(_IMPROVE.format(game=_GAME, evaluations=text), SYSTEM, evaluations=named)
 
     def read_action(self, text: str) -> tuple[int, str]:
-        """(action id, problem); the id is -1 where none can be read.
+        """Reads (action id, problem); the id is -1 where none can be read.
 
         The problem is "" or that of `read_json`, "missing" (no field "action") or "illegal" (not one of the four).
         """
@@ -156,7 +158,7 @@ class MazeRoles:
         return (ACTIONS.index(action), problem) if action else (-1, "illegal")
 
     def read_evaluation(self, text: str) -> tuple[str, str]:
-        """(evaluation, problem); the evaluation is the JSON object as text, else the reply itself.
+        """Reads (evaluation, problem); the evaluation is the JSON object as text, else the reply itself.
 
         The problem is "" or that of `read_json`, or "missing" (no "final_evaluation").
         """
@@ -189,7 +191,7 @@ class MazeRoles:
 
 
 def history_text(observations: Sequence[str], actions: Sequence[str], before: int) -> str:
-    """The observations, a line each, with the actions between."""
+    """Writes the observations, a line each, with the actions between."""
     lines = [f"(earlier moves not shown: {before})"] if before else []
     for observation, action in zip(observations, actions):
         lines += [observation, f"> {action}"]

@@ -47,14 +47,14 @@ class Observation(NamedTuple):
         return self.position is not None and self.position == self.goal
 
     def distance(self, action: str = "") -> int | None:
-        """Rows plus columns to the goal, after an action if one is given; None where the text has neither."""
+        """Counts rows plus columns to the goal, after an action if one is given; None where the text has neither."""
         if self.goal is None or self.position is None:
             return None
         row, column = self.after(action)
         return abs(self.goal[0] - row) + abs(self.goal[1] - column)
 
     def after(self, action: str) -> tuple[int, int]:
-        """The position that an action leads to: the same where a wall is."""
+        """Returns the position that an action leads to: the same where a wall is."""
         down, right = _OFFSET[action] if action in self.open else (0, 0)
         return self.position[0] + down, self.position[1] + right
 
@@ -74,7 +74,7 @@ def _cell_in(match: re.Match[str] | None) -> tuple[int, int] | None:
 
 
 def policy(context: Mapping[str, Any], rng: random.Random) -> str:
-    """pi_L: the last observation alone."""
+    """Answers for pi_L by the last observation alone."""
     now = read_observation(context["observations"][-1])
     choices = now.open or ACTIONS
     if now.distance() is None:
@@ -88,7 +88,7 @@ def policy(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def value(context: Mapping[str, Any], rng: random.Random) -> str:
-    """V^L: the last position and the moves that led to it."""
+    """Answers for V^L by the last position and the moves that led to it."""
     *past, now = map(read_observation, context["observations"])
     if now.arrived:
         return _evaluation("The agent stands on the goal.", 0)
@@ -110,7 +110,7 @@ def value(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def q(context: Mapping[str, Any], rng: random.Random) -> str:
-    """Q^L(s, a) without look-ahead: where the action leads by arithmetic."""
+    """Answers for Q^L(s, a) without look-ahead: where the action leads by arithmetic."""
     *past, now = map(read_observation, context["observations"])
     action = context["action"]
     if now.distance() is None:
@@ -127,7 +127,7 @@ def q(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def aggregator(context: Mapping[str, Any], rng: random.Random) -> str:
-    """G2 and G1: the mean over the variations of the moves made and the steps that the evaluation names."""
+    """Answers for G2 and G1: the mean over the variations of the moves made and the steps that the evaluation names."""
     totals, thoughts = [], []
     for i, (variation, evaluation) in enumerate(zip(context["descriptions"], context["evaluations"], strict=True), 1):
         moves, remaining = variation.split(" Reward:")[0].count("move "), _named_steps(evaluation)
@@ -145,7 +145,7 @@ def aggregator(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def improver(context: Mapping[str, Any], rng: random.Random) -> str:
-    """I: the fewest steps by the evaluations."""
+    """Answers for I: the fewest steps by the evaluations."""
     named = {word: _named_steps(text) for word, text in context["evaluations"].items()}
     steps_by_action = {word: steps for word, steps in named.items() if steps is not None}
     if not steps_by_action:
@@ -163,12 +163,12 @@ SCRIPTS = {"policy": policy, "value": value, "q": q, "aggregator": aggregator, "
 
 
 def _visits(past: list[Observation], there: tuple[int, int]) -> int:
-    """The number of earlier visits of a place; a step that a wall stopped counts too."""
+    """Counts the earlier visits of a place; a step that a wall stopped counts too."""
     return [earlier.position for earlier in past].count(there)
 
 
 def _named_steps(evaluation: str) -> float | None:
-    """The number of steps in a final evaluation's sentence."""
+    """Reads the number of steps in a final evaluation's sentence."""
     match = _STEPS.search(evaluation.rpartition("final_evaluation")[2])
     return float(match[1]) if match else None
 

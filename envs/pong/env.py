@@ -76,7 +76,7 @@ class Pong(DiscreteGame):
         super().__init__(ACTIONS, (len(OBSERVED),), PongParams(), low, high)
 
     def start(self, key, params):
-        """Rackets in the middle, and a serve to either side."""
+        """Puts the rackets in the middle and serves to either side."""
         middle = jnp.int32(TOP // 2)
         key_side, key_serve = jax.random.split(key)
         ball, velocity, aim = _serve(key_serve, jnp.where(jax.random.bernoulli(key_side), 1, -1))
@@ -111,19 +111,19 @@ class Pong(DiscreteGame):
 
 
 def move(racket: jax.Array, action: jax.Array, speed: int) -> jax.Array:
-    """A racket's top row after one of our actions: int32 []."""
+    """Moves our racket: its top row, int32 [], after one of our actions."""
     return jnp.clip(racket + jnp.array([0, -1, 1])[action] * speed, 0, TOP)
 
 
 def follow(state: PongState, speed: int) -> jax.Array:
-    """The opponent's top row one step on: towards the ball while it comes, else towards the middle."""
+    """Moves the opponent's racket towards the ball while it comes, else towards the middle: its top row, int32 []."""
     comes = state.velocity[1] < 0
     target = jnp.where(comes, state.ball[0] + 1 - state.aim, TOP // 2)
     return jnp.clip(state.opponent + jnp.clip(target - state.opponent, -speed, speed), 0, TOP)
 
 
 def fly(ball, velocity, racket, opponent):
-    """One step of the ball past walls and rackets.
+    """Moves the ball one step past walls and rackets.
 
     Args:
       ball, velocity: int32 [2], row and column. racket, opponent: top rows, already moved.
@@ -152,12 +152,14 @@ def _met(row, top):
 
 
 def _bounce(offset):
-    """Row velocity, -4..4, of a ball whose upper row is `offset` (-1..7) below the top of the racket that it met."""
+    """Returns the row velocity, -4..4, of a ball whose upper row is `offset` (-1..7) below the top of the racket that
+    it met.
+    """
     return jnp.clip(offset, -1, RACKET - 1) - 3
 
 
 def _serve(key, side):
-    """(ball, velocity, aim): from the middle column and a random row; side 1 serves to us, -1 to the opponent."""
+    """Serves from the middle column and a random row: (ball, velocity, aim); side 1 is ours, -1 the opponent's."""
     key_row, key_angle, key_aim = jax.random.split(key, 3)
     row = jax.random.randint(key_row, (), SIZE // 4, 3 * SIZE // 4)
     angle = jnp.array([-2, -1, 1, 2])[jax.random.randint(key_angle, (), 0, 4)]
@@ -166,7 +168,7 @@ def _serve(key, side):
 
 
 def state_code(obs: jax.Array, cell: int = 1) -> jax.Array:
-    """Everything of an observation that our racket's fate depends on, as one number: float [..., 6] -> int32 [...].
+    """Encodes all of an observation that our racket's fate depends on as one number: float [..., 6] -> int32 [...].
 
     Ball, its velocity and our racket; where the opponent stands is left out. With `cell` 1 different states have
     different codes; otherwise rows and columns count in blocks of so many.
@@ -180,7 +182,7 @@ def state_code(obs: jax.Array, cell: int = 1) -> jax.Array:
 
 
 def control_game(points: int = 1, cell: int = 1, **params) -> ControlGame:
-    """Pong for control agents.
+    """Makes Pong for control agents.
 
     Args:
       points: 1 (an episode is one point) or 21, the whole game.
@@ -214,7 +216,7 @@ _SPEED = OBSERVED.index("column velocity")
 
 
 def pong_return(steps: Any) -> jax.Array:
-    """1 where our racket returns the ball, else 0: float32 [T, B].
+    """Pays 1 where our racket returns the ball, else 0: float32 [T, B].
 
     The ball came to us before the step and flies away after it. A serve never looks like that: the ball is served to
     us after a point lost to a ball that came, and to the opponent after one won with a ball that flew away.

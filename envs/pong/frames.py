@@ -18,7 +18,7 @@ _WAY, _ARRIVAL = (37, 99, 201), (194, 65, 12)
 
 
 def draw(racket: jax.Array, opponent: jax.Array, ball: jax.Array) -> jax.Array:
-    """The frame: float32 [80, 80], rows down, 0 where nothing is."""
+    """Draws a frame: float32 [80, 80], rows down, 0 where nothing is."""
     row, column = jnp.arange(SIZE)[:, None], jnp.arange(SIZE)[None, :]
     our_racket = _within(row, racket, RACKET) & _within(column, OURS, 2)
     their_racket = _within(row, opponent, RACKET) & _within(column, THEIRS - 1, 2)
@@ -32,7 +32,7 @@ def _within(cells: jax.Array, start: jax.Array, length: int) -> jax.Array:
 
 
 def frames(states: Any) -> np.ndarray:
-    """Pictures of states [T, ...], three pixels per cell: uint8 [T, 240, 240, 3]."""
+    """Draws states [T, ...], three pixels per cell: uint8 [T, 240, 240, 3]."""
     shades = np.asarray(jax.vmap(draw)(states.racket, states.opponent, states.ball))
     grey = (255 * (1 - shades)).astype(np.uint8)
     return np.repeat(grey[..., None].repeat(3, -1).repeat(SCALE, 1), SCALE, 2)
@@ -57,7 +57,7 @@ def case_frames(states: Any, actions: Any = None, suggested: Any = None) -> np.n
 
 
 def path(ball: Any, velocity: Any) -> list[tuple[int, int]]:
-    """(upper row, column) of the ball after every step to our racket's column; empty where it does not come."""
+    """Predicts the ball's (upper row, column) after every step to our racket's column; empty where it does not come."""
     (row, column), (down, across) = map(int, ball), map(int, velocity)
     way: list[tuple[int, int]] = []
     while across > 0 and column < OURS:
@@ -69,6 +69,6 @@ def path(ball: Any, velocity: Any) -> list[tuple[int, int]]:
 
 
 def _dot(picture: np.ndarray, row: int, column: int, color: tuple[int, int, int]) -> None:
-    """A pixel's square between the ball's two rows."""
+    """Paints a pixel's square between the ball's two rows."""
     y, x = SCALE * row, SCALE * column + SCALE // 2
     picture[max(y - 1, 0) : y + 1, x : x + 2] = color

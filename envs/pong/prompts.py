@@ -76,7 +76,7 @@ def roles(points: int = 21) -> AnalystRoles:
 
 
 def game_text(points: int = 21) -> GameText:
-    """Pong in words."""
+    """Puts Pong into words."""
     return GameText(
         system="You are an expert at games like Pong. Answer in the requested output format.",
         game=_GAME.replace("{points}", "1 point" if points == 1 else f"{points} points"),
@@ -97,7 +97,7 @@ def game_text(points: int = 21) -> GameText:
 
 
 def positions(observation: np.ndarray) -> str:
-    """An observation in the paper's tuples."""
+    """Writes an observation in the paper's tuples."""
     racket, opponent, row, column = (round(float(x)) for x in observation[:4])
     return (
         f"ball {{{row}, {row + 1}, {column}, {column}}}, our racket {{{racket}, {racket + RACKET - 1}, 70, 71}}, "
@@ -106,7 +106,7 @@ def positions(observation: np.ndarray) -> str:
 
 
 def point_ends(episode: ControlEpisode) -> list[tuple[int, bool]]:
-    """(timeslot, whether we won) of every point that was played to its end."""
+    """Lists (timeslot, whether we won) of every point that was played to its end."""
     return [(int(t), bool(episode.rewards[t] > 0)) for t in np.flatnonzero(episode.rewards)]
 
 

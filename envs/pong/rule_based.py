@@ -43,19 +43,19 @@ class Forecast(NamedTuple):
     moves_left: int
 
     def needed(self, top: int) -> int:
-        """Moves from a racket's top row to the nearest place where it meets both rows of the ball."""
+        """Counts the moves from a racket's top row to the nearest place where it meets both rows of the ball."""
         off = max(top - self.row, self.row + 2 - RACKET - top, 0)
         return math.ceil(off / 2)
 
     def best(self, top: int) -> int:
-        """The action that leads to that place."""
+        """Returns the action that leads to that place."""
         if not self.needed(top):
             return 0
         return 1 if top > self.row else 2
 
 
 def forecast(excerpt: Excerpt, timeslot: int) -> Forecast | None:
-    """From the positions around `timeslot`; None where the ball does not come or its velocity is unknown."""
+    """Predicts from the positions around `timeslot`; None where the ball does not come or its velocity is unknown."""
     i = timeslot - excerpt.start
     velocity = _velocity(excerpt, i)
     if velocity is None or velocity[1] <= 0:
@@ -68,13 +68,13 @@ def forecast(excerpt: Excerpt, timeslot: int) -> Forecast | None:
 
 
 def identify(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A verdict on every timeslot of the excerpt."""
+    """Writes a verdict on every timeslot of the excerpt."""
     excerpt = _TEXT.excerpt(context)
     return ", ".join(_verdict(excerpt, timeslot) for timeslot in range(context["begin"], context["end"]))
 
 
 def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A case analysis of the verdicts, point by point."""
+    """Writes a case analysis of the verdicts, point by point."""
     episode, verdicts = context["episode"], context["verdicts"]
     failures, successes, since = [], [], 0
     for end, won in [*point_ends(episode), (len(episode) - 1, None)]:
@@ -104,7 +104,7 @@ def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def reward(context: Mapping[str, Any], rng: random.Random) -> str:
-    """The reward of an action, taken or suggested, by where it brings the racket."""
+    """Rewards an action, taken or suggested, by where it brings the racket."""
     excerpt, timeslot, action = _TEXT.excerpt(context), context["timeslot"], context["action"]
     ahead, top = forecast(excerpt, timeslot), _top(excerpt, timeslot)
     if ahead is None:
@@ -137,7 +137,7 @@ def _is_proper(ahead: Forecast, top: int, action: int) -> bool:
 
 
 def _worth(ahead: Forecast, top: int, action: int) -> tuple[float, str]:
-    """(reward, why) of an action."""
+    """Rates an action: (reward, reason)."""
     needed, later = ahead.needed(top), ahead.needed(_after(top, action))
     proper = _is_proper(ahead, top, action)
     if needed > ahead.moves_left:
@@ -164,13 +164,13 @@ def _top(excerpt: Excerpt, timeslot: int) -> int:
 
 
 def _reflect(row: int) -> int:
-    """Where a ball that flew straight on to `row` is between the walls."""
+    """Folds the row of a ball that flew straight on to `row` back between the walls."""
     row %= 2 * LOWEST  # up and down once
     return min(row, 2 * LOWEST - row)
 
 
 def _velocity(excerpt: Excerpt, i: int) -> tuple[int, int] | None:
-    """(rows, columns) a timeslot of the ball at observation i: the one that explains the positions next to it best."""
+    """Estimates the ball's (rows, columns) a timeslot at observation i: what explains the positions next to it best."""
     rows, columns = np.rint(excerpt.observations[:, 2:4]).astype(int).T
     # Steps (rows, columns) from one position to the next, but for those that lead to a new serve.
     steps = {}

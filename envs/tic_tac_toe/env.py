@@ -27,12 +27,12 @@ from nlrl_jax.types import TextGame
 
 
 def _best_moves(board: jax.Array) -> jax.Array:
-    """The moves that are best under perfect play: int8 [9] -> bool [9]."""
+    """Returns the moves that are best under perfect play: int8 [9] -> bool [9]."""
     return jnp.asarray(minimax()[1])[code(board)]
 
 
 def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper", max_steps: int = 9) -> TextGame:
-    """Tic-tac-toe against an opponent as a text game; one reply is one move.
+    """Makes tic-tac-toe against an opponent as a text game; one reply is one move.
 
     A game takes at most 5 moves of the agent; the others are for actions on taken cells.
 

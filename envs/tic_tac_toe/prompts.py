@@ -57,7 +57,7 @@ comparison, and "best_move", the number of the move to play."""
 
 
 def roles(style: str = "paper") -> ActorCriticRoles:
-    """The prompts in one style.
+    """Returns the prompts in one style.
 
     Raises:
       ValueError: an unknown style.
@@ -79,7 +79,7 @@ def roles(style: str = "paper") -> ActorCriticRoles:
 
 
 def policy_template(style: str = "paper", threats: bool = False) -> tuple[Template, str]:
-    """The chat of `roles(style).policy` as data: (the user's message, reading `rules.fields`; the system's).
+    """Returns the chat of `roles(style).policy` as data: (the user's message, reading `rules.fields`; the system's).
 
     For a policy that plays under `jax.jit`. Errors: see `roles`.
 
@@ -146,7 +146,7 @@ def improve(view: View, evaluations: Sequence[tuple[str, str]]) -> Chat:
 
 
 def read_move(reply: str, legal: Sequence[str]) -> MoveReply:
-    """The move under "best_move". Problems: those of `read_json`, "no move", "illegal move"."""
+    """Reads the move under "best_move". Problems: those of `read_json`, "no move", "illegal move"."""
     fields, problem = read_json(reply)
     named = fields.get("best_move")
     number = read_number(named)
@@ -158,7 +158,7 @@ def read_move(reply: str, legal: Sequence[str]) -> MoveReply:
 
 
 def read_value(reply: str) -> float | None:
-    """The number under "final_evaluation", from -1 to 1; None where there is none, or another one."""
+    """Reads the number under "final_evaluation", from -1 to 1; None where there is none, or another one."""
     number = read_number(read_json(reply).fields.get("final_evaluation"))
     return number if number is not None and -1 <= number <= 1 else None
 
@@ -179,7 +179,8 @@ def contradicts(reply: str) -> bool:
 
 
 def correction(reply: str) -> tuple[str, str] | None:
-    """(an evaluation as far as it is right, how it goes on) where it contradicts itself; None where it does not.
+    """Corrects an evaluation that contradicts itself: (the text as far as it is right, its continuation); None where it
+    does not.
 
     None also where more games are won than there are: then nothing says which count is wrong.
     """
@@ -198,7 +199,7 @@ def correction(reply: str) -> tuple[str, str] | None:
 
 
 def clean(reply: str) -> str:
-    """The reply's thought and move as one JSON object."""
+    """Rewrites the reply's thought and move as one JSON object."""
     fields = read_json(reply).fields
     move = int(read_number(fields["best_move"]))
     thought = fields.get("thought", "")
@@ -216,7 +217,7 @@ def _question(view: View, action: str) -> str:
 
 
 def _moves(line: Line) -> str:
-    """The moves of a line, the board after each, and the result with the line that won."""
+    """Lists the moves of a line, the board after each, and the result with the line that won."""
     moves = "\n".join(f"{s.before.player} plays {s.action}:\n{s.after.board}" for s in line.steps)
     if not line.over:
         return moves
@@ -230,7 +231,7 @@ def _moves(line: Line) -> str:
 
 @functools.cache
 def policy_example() -> str:
-    """One question to the policy with a good reply: X must stop the line 4, 5, 6."""
+    """Writes one question to the policy with a good reply: X must stop the line 4, 5, 6."""
     thought = (
         "O has 5 and 6, so marking 4 next would complete 4, 5, 6. X has only one mark, on 1, and cannot win this turn. "
         "X must block O by taking 4. That also gives X 1 and 4, and a threat on 7."
@@ -240,7 +241,7 @@ def policy_example() -> str:
 
 @functools.cache
 def monte_carlo_example() -> str:
-    """One question to the Monte-Carlo aggregator with a good reply: X did not stop the line 4, 5, 6, and O won."""
+    """Writes one question to the Monte-Carlo aggregator with a good reply: X did not stop 4, 5, 6, and O won."""
     boards = _view("X...OO...", "X"), _view("XX..OO...", "O"), _view("XX.OOO...", "X")
     line = Line((Ply(boards[0], "2", boards[1]), Ply(boards[1], "4", boards[2])), True, "O")
     thought = {
@@ -263,7 +264,7 @@ def _view(cells: str, player: str) -> View:
 
 
 def squares(board: str) -> str:
-    """The nine cells of a drawn board, row by row: "OX34O67X9"."""
+    """Extracts the nine cells of a drawn board, row by row: "OX34O67X9"."""
     return "".join(character for character in board if character in "OX123456789")
 
 
@@ -278,5 +279,5 @@ def _compact_value(view: View, action: str) -> Chat:
 
 
 def _numbered(cells: str) -> str:
-    """Every position's number, then its mark: a small model tells O on 1 from O on 5 by the token before it."""
+    """Writes every position's number, then its mark: a small model tells O on 1 from O on 5 by the token before it."""
     return " ".join(f"{n}{cell}" if cell in "OX" else cell for n, cell in enumerate(cells, 1))

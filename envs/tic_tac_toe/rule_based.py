@@ -27,7 +27,7 @@ Script = Callable[[Mapping[str, Any], random.Random], str]
 
 
 def scripts(words: str = "threats") -> dict[str, Script]:
-    """Role -> rule.
+    """Returns the rule of each role.
 
     Raises:
       ValueError: unknown words.
@@ -36,7 +36,7 @@ def scripts(words: str = "threats") -> dict[str, Script]:
         raise ValueError(f"words is {words!r}; choose one of {', '.join(WORDS)}")
 
     def monte_carlo(context: Mapping[str, Any], rng: random.Random) -> str:
-        """G1 over complete games: who won how often."""
+        """Aggregates complete games (G1): who won how often."""
         del rng
         lines = context["lines"]
         won = {side: sum(line.winner == side for line in lines) for side in SIGN}
@@ -44,7 +44,7 @@ def scripts(words: str = "threats") -> dict[str, Script]:
         return _evaluation(_thought(words, context, counts), sum(SIGN[line.winner] for line in lines) / len(lines))
 
     def temporal_difference(context: Mapping[str, Any], rng: random.Random) -> str:
-        """G1 over G2: a finished game counts by its result, another one by the evaluation of its last position."""
+        """Aggregates continuations (G1 over G2): finished games count by their results, others by their evaluations."""
         del rng
         values = [SIGN[line.winner] if line.over else read_value(text) for line, text in context["reached"]]
         numbers = [value for value in values if value is not None]
@@ -55,7 +55,7 @@ def scripts(words: str = "threats") -> dict[str, Script]:
         return _evaluation(_thought(words, context, counts), sum(numbers) / len(numbers) if numbers else 0.0)
 
     def improve(context: Mapping[str, Any], rng: random.Random) -> str:
-        """I: the move with the best number for the side to move, the mean where a move has several evaluations.
+        """Improves the policy (I): the move with the best number for the side to move, the mean of its evaluations.
 
         Ties are broken at random; a number that cannot be read is 0.
         """
@@ -76,21 +76,21 @@ def scripts(words: str = "threats") -> dict[str, Script]:
 
 
 def _thought(words: str, context: Mapping[str, Any], counts: str) -> str:
-    """The text beside an evaluation's number."""
+    """Writes the text beside an evaluation's number."""
     if words == "number":
         return ""
     return counts if words == "counts" else f"{threats(context['view'], context['action'])} {counts}"
 
 
 def random_policy(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A random legal move in the improver's reply format; it teaches the format only."""
+    """Writes a random legal move in the improver's reply format; it teaches the format only."""
     view, worth = context["view"], rng.randint(-10, 10) / 10
     action = rng.choice(view.legal)
     return json.dumps({"thought": f"{threats(view)} {action} is worth {worth:g}.", "best_move": int(action)})
 
 
 def random_value(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A random evaluation in the reply format of the aggregator; it teaches the format only."""
+    """Writes a random evaluation in the aggregator's reply format; it teaches the format only."""
     won = rng.randint(0, 5)
     lost = rng.randint(0, 5 - won)
     counts = f"{won} of 5 games are won by O, {lost} by X, {5 - won - lost} drawn."
@@ -98,7 +98,7 @@ def random_value(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def threats(view: View, action: str = "") -> str:
-    """The positions of a board, after a move if one is given, that complete a row, or the complete row.
+    """Lists the positions of a board, after a move if one is given, that complete a row, or the complete row.
 
     It is read off the board and does not say who is better.
     """

@@ -30,12 +30,12 @@ _CODES = 3 ** np.arange(9)
 
 
 def init() -> jax.Array:
-    """The empty board: int8 [9]."""
+    """Returns the empty board: int8 [9]."""
     return jnp.full((9,), EMPTY, jnp.int8)
 
 
 def current_player(board: jax.Array) -> jax.Array:
-    """Whose turn it is by the counts, also after the end: int8 [9] -> int32 []."""
+    """Tells whose turn it is by the counts, also after the end: int8 [9] -> int32 []."""
     return ((board == 0).sum(-1) - (board == 1).sum(-1)).astype(np.int32)
 
 
@@ -45,39 +45,42 @@ def has_line(board: jax.Array, player: int) -> jax.Array:
 
 
 def returns(board: jax.Array) -> jax.Array:
-    """1 if O has won, -1 if X has, else 0: int8 [..., 9] -> float32 [...]."""
+    """Pays 1 if O has won, -1 if X has, else 0: int8 [..., 9] -> float32 [...]."""
     return has_line(board, 0).astype(np.float32) - has_line(board, 1).astype(np.float32)
 
 
 def is_terminal(board: jax.Array) -> jax.Array:
-    """A player has won or all cells are taken: int8 [..., 9] -> bool [...]."""
+    """Whether a player has won or all cells are taken: int8 [..., 9] -> bool [...]."""
     return (returns(board) != 0) | (board != EMPTY).all(-1)
 
 
 def legal_action_mask(board: jax.Array) -> jax.Array:
-    """The free cells; none once the game is over: int8 [..., 9] -> bool [..., 9]."""
+    """Marks the free cells; none once the game is over: int8 [..., 9] -> bool [..., 9]."""
     return (board == EMPTY) & ~is_terminal(board)[..., None]
 
 
 def step(board: jax.Array, action: jax.Array) -> jax.Array:
-    """The board after the player to move has marked a cell: int8 [9]."""
+    """Marks a cell for the player to move: int8 [9] -> int8 [9]."""
     return jnp.where(np.arange(9) == action, current_player(board).astype(jnp.int8), board)
 
 
 def fewest_marks(board: np.ndarray, player: int) -> int | None:
-    """Marks that a player needs at least for a line: int8 [9], on the host; None where the opponent blocks them all."""
+    """Counts the marks that a player needs at least for a line: int8 [9], on the host; None where all lines are
+    blocked.
+    """
     lines = np.asarray(board)[LINES]
     return min((3 - int((line == player).sum()) for line in lines if not (line == 1 - player).any()), default=None)
 
 
 def code(board: jax.Array) -> jax.Array:
-    """A board as one number below 3 ** 9: int8 [..., 9] -> int32 [...]."""
+    """Encodes a board as one number below 3 ** 9: int8 [..., 9] -> int32 [...]."""
     return ((board.astype(np.int32) + 1) * _CODES.astype(np.int32)).sum(-1)
 
 
 @functools.lru_cache
 def minimax() -> tuple[np.ndarray, np.ndarray]:
-    """Perfect play: the outcome under it, int8 [3 ** 9], and the moves that reach it, bool [3 ** 9, 9], by `code`.
+    """Solves the game: the outcome under perfect play, int8 [3 ** 9], and the moves that reach it, bool [3 ** 9, 9], by
+    `code`.
 
     Rows of positions that cannot occur mean nothing.
     """
@@ -100,7 +103,7 @@ def minimax() -> tuple[np.ndarray, np.ndarray]:
 
 
 def fields(board: jax.Array) -> dict[str, jax.Array]:
-    """The fields of a position's text, all int32.
+    """Computes the fields of a position's text, all int32.
 
     Returns:
       cells [9]: 0 free, 1 O, 2 X. player []: who is to move. winner []: an index into `WINNERS`.
@@ -122,7 +125,8 @@ def fields(board: jax.Array) -> dict[str, jax.Array]:
 
 
 def threat_fields(cells: jax.Array) -> dict[str, jax.Array]:
-    """The free cells that would complete a row, by player: threat_O int32 [9], the first num_threat_O [] of it; and X.
+    """Finds the free cells that would complete a row, by player: threat_O int32 [9], the first num_threat_O [] of it;
+    and X.
 
     Args:
       cells: the field of `fields`, int32 [9].
@@ -137,19 +141,19 @@ def threat_fields(cells: jax.Array) -> dict[str, jax.Array]:
 
 
 def board_template() -> Template:
-    """Three rows such as `O | X | 3`, a free cell showing its number, with dashes between."""
+    """Draws three rows such as `O | X | 3`, a free cell showing its number, with dashes between."""
     cells = [Choice("cells", (number, *PLAYERS), cell) for cell, number in enumerate(ACTIONS)]
     return grid_text.drawn(cells, 3, " | ", "\n---------\n")
 
 
 def legal_moves_template(empty: str = "") -> Template:
-    """The legal moves, as in `[3, 5, 9]`."""
+    """Lists the legal moves, as in `[3, 5, 9]`."""
     item = (Choice("legal_move", ACTIONS),)
     return Template((Literal("["), Repeat("num_legal", MAX_MOVES, item, separator=", ", empty=empty), Literal("]")))
 
 
 def impossible(board: np.ndarray) -> str | None:
-    """Why no game reaches this board, int8 [9]; None if one does."""
+    """Explains why no game reaches this board, int8 [9]; None if one does."""
     board = np.asarray(board)
     lead = int(current_player(board))
     if lead not in (0, 1):
@@ -162,7 +166,7 @@ def impossible(board: np.ndarray) -> str | None:
 
 
 def parse(text: str, player: str) -> jax.Array:
-    """The position that `board_template` draws as `text` with `player` to move. Host only.
+    """Reads the position that `board_template` draws as `text` with `player` to move. Host only.
 
     Blanks, bars and dashes separate cells and mean nothing else.
 
@@ -198,7 +202,7 @@ Rules:
 
 
 def board_game() -> BoardGame:
-    """The rules of both players."""
+    """Makes the game of both players."""
     return BoardGame(
         name="tic_tac_toe",
         players=PLAYERS,

@@ -45,7 +45,9 @@ _classes = functools.cache(_Classes)
 
 
 def _words() -> tuple[re.Pattern[str], ...]:
-    """The grammar over letters of classes. Each part takes the extending characters after it (WB4), possessively."""
+    """Compiles the grammar over letters of classes. Each part takes the extending characters after it (WB4),
+    possessively.
+    """
     x, emoji_x = "[xtkvjgGs]*+", "[xkjgGs]*+"
     joint = f"(?:_{x})"
     letter, number, kana, hebrew = (f"[{kind}]{x}" for kind in ("ALIW", "N0", "K", "W"))
@@ -79,7 +81,7 @@ _START = re.compile(r"[^ ,.:'\"xtvkgG]")
 
 
 def words(text: str) -> Iterator[str]:
-    """The words of a text as StandardTokenizer cuts them: the longest that any rule gives, then on behind it."""
+    """Splits a text into words as StandardTokenizer does: the longest that any rule gives, then on behind it."""
     classes, end, plain = text.translate(_classes()), 0, text.isascii()
     rules = _WORDS[:1] if plain else _WORDS
     while start := _START.search(classes, end):
@@ -93,12 +95,12 @@ def words(text: str) -> Iterator[str]:
 
 
 def lowered(word: str) -> str:
-    """Each character by itself, as in Java: no final sigma, and one letter for a capital i with a dot."""
+    """Lowers each character by itself, as Java does: no final sigma, and one letter for a capital i with a dot."""
     return word.lower() if word.isascii() else "".join(character.lower()[0] for character in word)
 
 
 def terms(text: str) -> list[str]:
-    """What a text is found by: stems of its words, in order, without stop words."""
+    """Returns what a text is found by: stems of its words, in order, without stop words."""
     plain = (lowered(re.sub(r"['’＇][sS]$", "", word)) for word in words(text))
     return [stem(word) for word in plain if word not in STOP]
 
@@ -118,7 +120,7 @@ _FOURTH = dict.fromkeys("al ance ence er ic able ible ant ement ment ent ion ou 
 
 
 def _kinds(word: str) -> str:
-    """c for a consonant, v for a vowel; y is a vowel after a consonant."""
+    """Classifies letters: c for a consonant, v for a vowel; y is a vowel after a consonant."""
     kinds = ""
     for letter in word:
         kinds += "v" if letter in "aeiou" or (letter == "y" and kinds.endswith("c")) else "c"
@@ -138,7 +140,7 @@ def _short(word: str) -> bool:
 
 
 def _replaced(word: str, endings: dict[str, str], min_measure: int) -> str:
-    """The word with the longest of these endings replaced, if what stands before it measures so much."""
+    """Replaces the longest of these endings, if the measure of the stem before it is at least `min_measure`."""
     for size in range(7, 1, -1):
         before, ending = word[:-size], word[-size:]
         if len(word) >= size and ending in endings:
@@ -148,7 +150,7 @@ def _replaced(word: str, endings: dict[str, str], min_measure: int) -> str:
 
 
 def _without_past(word: str) -> str:
-    """Steps 1a and 1b: plurals, -ed and -ing."""
+    """Applies steps 1a and 1b: plurals, -ed and -ing."""
     if word.endswith(("sses", "ies")):
         word = word[:-2]
     elif word.endswith("s") and not word.endswith("ss"):
@@ -167,7 +169,7 @@ def _without_past(word: str) -> str:
 
 @functools.lru_cache(maxsize=100_000)
 def stem(word: str) -> str:
-    """Porter's stem of a word in lower case."""
+    """Stems a word in lower case with Porter's algorithm."""
     if word and max(word) > "\uffff":  # Java counts UTF-16 code units
         units = word.encode("utf-16-le", "surrogatepass")
         stemmed = stem("".join(map(chr, memoryview(units).cast("H"))))

@@ -14,7 +14,7 @@ _NEAR = 2  # pages: to one further away, a new search is shorter
 
 
 def wanted_options(goal: Goal, product: Product) -> list[str]:
-    """For each choice of a product the value that the goal asks for, where it has one."""
+    """Returns for each choice of a product the value that the goal asks for, where it has one."""
     rows = ([value for value in values if reward.options_met([value], goal.options)] for _, values in product.options)
     return [row[0] for row in rows if row]
 
@@ -32,7 +32,7 @@ class Buyer:
         return self._score(goal, asin) >= min(WON, self._score(goal, goal.product.asin))
 
     def act(self, state: ShopState) -> str:
-        """The next action."""
+        """Returns the next action."""
         goal = state.goal
         if state.page == engine.SEARCH:
             return f"search[{self.query(goal)}]"
@@ -49,7 +49,7 @@ class Buyer:
         return self.shop.score(goal, product, wanted_options(goal, product))
 
     def _shown(self, goal: Goal, hits: tuple[str, ...]) -> list[tuple[int, str]]:
-        """(page of results, id) of the fitting products that a page shows."""
+        """Lists (page of results, id) of the fitting products that a page shows."""
         return [(i // PAGE + 1, asin) for i, asin in enumerate(hits) if i % PAGE < SHOWN and self.fits(goal, asin)]
 
     def _choose(self, state: ShopState) -> str:
@@ -62,7 +62,7 @@ class Buyer:
         return f"click[{NEXT if page > state.number else PREVIOUS}]"
 
     def _query(self, goal: Goal) -> str:
-        """The first of a few queries that shows a fitting product on its first page, else on the earliest one."""
+        """Picks the first of a few queries that shows a fitting product on its first page, else on the earliest one."""
         words = re.findall(r"[\w'-]+", re.sub(r",? and price lower than .*", "", goal.instruction))
         product = goal.product
         kind = product.query or product.title

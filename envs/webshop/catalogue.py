@@ -82,7 +82,7 @@ class Catalogue:
 
 
 def load(folder: str) -> Catalogue:
-    """The catalogue in a folder with WebShop's files; "": the generated one.
+    """Loads the catalogue in a folder with WebShop's files; "": the generated one.
 
     The tasks of a folder are the original's test set: the first 500 instructions in the order of its shuffle.
 
@@ -114,7 +114,7 @@ def _load(folder: str) -> Catalogue:
 
 
 def _counted(skipped: Mapping[str, Sequence[str]]) -> str:
-    """How many were left out, in words; "" for none."""
+    """Says how many were left out; "" for none."""
     parts = [
         f"{len(rows)} of the {kind} are skipped ({rows[0]}{', ...' * (len(rows) > 1)})"
         for kind, rows in skipped.items()
@@ -141,7 +141,8 @@ def _json(folder: pathlib.Path, names: Sequence[str], kind: type) -> Any:
 def read(
     items: Sequence[Any], attributes: Mapping[str, Any], instructions: Mapping[str, Any], source: str
 ) -> tuple[dict[str, Product], list[list[Goal]], dict[str, list[str]]]:
-    """The content of WebShop's files: (products by id, the instructions about each that has any, `Catalogue.skipped`).
+    """Reads the content of WebShop's files: (products by id, the instructions about each that has any,
+    `Catalogue.skipped`).
 
     As in WebShop, repeated ids, ids of more than ten characters, and instructions without attributes or about an
     unknown product are left out. Entries that cannot be read are left out too, where WebShop would fail. A price from
@@ -186,12 +187,12 @@ def read(
 
 
 def _list(value: Any) -> list[Any]:
-    """A list as it is, anything else as its only element; null is an empty list."""
+    """Returns a list as it is, anything else as its only element; null is an empty list."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _asin(number: int, item: Any, products: Mapping[str, Product]) -> str:
-    """The product's id, checked."""
+    """Checks and returns the product's id."""
     if not isinstance(item, Mapping) or not isinstance(item.get("asin"), str) or not item["asin"]:
         raise ValueError(f"product {number} has no asin")  # a text
     asin = item["asin"]
@@ -237,19 +238,19 @@ def _product(asin: str, item: Mapping[str, Any], attributes: Any) -> Product:
 
 
 def _text(value: Any, name: str) -> str:
-    """A text, which may be a number in the file; null is ""."""
+    """Reads a text, which may be a number in the file; null is ""."""
     if value is not None and not isinstance(value, str | int | float):
         raise ValueError(f"{name} is {value!r}, not a text")
     return "" if value is None else _whole(str(value))
 
 
 def _whole(text: str) -> str:
-    """With marks for the halves of characters that JSON can hold and no tokenizer takes."""
+    """Replaces halves of characters, which JSON can hold and no tokenizer takes, by marks."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _texts(values: Any, name: str) -> tuple[str, ...]:
-    """A list of texts without its nulls; null is an empty list."""
+    """Reads a list of texts without its nulls; null is an empty list."""
     if values is not None and not isinstance(values, list | tuple):
         raise ValueError(f"{name} is {values!r}, not a list")
     return tuple(_text(value, name) for value in values or () if value is not None)
@@ -262,7 +263,7 @@ def _option(content: Any, asin: str) -> str:
 
 
 def line(text: str) -> str:
-    """A text as one line: a transcript has a line for each observation."""
+    """Joins a text into one line: a transcript has a line for each observation."""
     return " ".join(text.split())
 
 

@@ -68,7 +68,7 @@ class Shop:
         self._index = Index([document(product) for product in catalogue.products.values()], self._ids)
 
     def observe(self, state: ShopState) -> str:
-        """A page as one line."""
+        """Writes a page as one line."""
         if state.page == SEARCH:
             return "[Search]"
         parts = [f"[{BACK}]"]
@@ -91,15 +91,15 @@ class Shop:
         return " ".join([*parts, *(f"[{name}]" for name in SUBPAGES), f"[{BUY}]"])
 
     def score(self, goal: Goal, product: Product, chosen: Sequence[str]) -> float:
-        """The reward of buying a product with these options."""
+        """Scores buying a product with these options."""
         return reward.score(goal, product, chosen, self._nouns).reward
 
     def search(self, query: str) -> tuple[str, ...]:
-        """Ids of the products that a query finds, best first."""
+        """Returns the ids of the products that a query finds, best first."""
         return tuple(self._ids[i] for i in self._index.search(query))
 
     def step(self, state: ShopState, action: str) -> Moved:
-        """The state after an action in words; an episode that is over stays so."""
+        """Carries out an action in words; an episode that is over stays so."""
         match = next(filter(None, map(_ACTION.fullmatch, unwrapped(action))), None)
         argument = " ".join(match[2].split()) if match else ""
         if not argument:
@@ -146,7 +146,7 @@ class Shop:
         return state.hits[(state.number - 1) * PAGE : state.number * PAGE]
 
     def _turns(self, state: ShopState) -> list[str]:
-        """Buttons that turn the page of results."""
+        """Lists the buttons that turn the page of results."""
         has_next = len(state.hits) > state.number * PAGE
         return [PREVIOUS] * (state.number > 1) + [NEXT] * has_next
 

@@ -25,7 +25,8 @@ _QUERY = 4  # words of a plausible search
 
 
 def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> HostGame:
-    """WebShop (LAC, appendix C.1.3): any text is an action, the reward is the shop's score, success is a score of 1.
+    """Makes WebShop (LAC, appendix C.1.3): any text is an action, the reward is the shop's score, success is a score of
+    1.
 
     Examples in prompts come from the built-in catalogue, also with a folder.
 
@@ -68,7 +69,7 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> H
 
 
 def commands(shop: engine.Shop, state: engine.ShopState) -> list[str]:
-    """What a shopper might try: the page's buttons, or searches for a few words of the instruction in a row."""
+    """Lists what a shopper might try: the page's buttons, or searches for a few words of the instruction in a row."""
     if state.page != engine.SEARCH:
         return [f"click[{button}]" for button in re.findall(r"\[([^][]+)\]", shop.observe(state))]
     words = re.findall(r"[\w'-]+", state.goal.instruction)

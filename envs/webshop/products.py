@@ -113,7 +113,7 @@ _ASKS = (
 
 
 def records(seed: int = 0) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """The content of WebShop's three files: products, their attributes, instructions. See `catalogue.read`."""
+    """Generates the content of WebShop's files: products, their attributes, instructions. See `catalogue.read`."""
     rng = random.Random(f"catalogue {seed}")
     items: list[dict[str, Any]] = []
     attributes, instructions = {}, {}
@@ -129,7 +129,7 @@ def records(seed: int = 0) -> tuple[list[dict[str, Any]], dict[str, Any], dict[s
 
 
 def _family(kind: Kind, rng: random.Random):
-    """Four products as (item, attributes), and two instructions about the first."""
+    """Generates four products as (item, attributes), and two instructions about the first."""
     attributes = rng.sample(kind.attributes, 3)
     unused = [phrase for phrase in kind.attributes if phrase not in attributes]
     offered = {name: rng.sample(values, rng.randint(3, len(values) - 1)) for name, values in kind.options.items()}
@@ -155,7 +155,9 @@ def _family(kind: Kind, rng: random.Random):
 def _instruction(
     kind: Kind, attributes: list[str], offered: dict[str, list[str]], rng: random.Random
 ) -> dict[str, Any]:
-    """Asks for two attributes, the second of which a near miss lacks, and for an option of each choice."""
+    """Generates an instruction with two attributes, the second of which a near miss lacks, and an option of each
+    choice.
+    """
     chosen = {name: rng.choice(values) for name, values in offered.items()}
     phrases = {"color": "in {}", "scent": "with a {} scent", "flavor": "in {} flavor", "size": "in size {}"}
     ask = rng.choice(_ASKS).format(attributes=", ".join(attributes[:2]), name=kind.name)

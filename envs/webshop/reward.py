@@ -61,18 +61,18 @@ class PurchaseScore(NamedTuple):
 
 
 def ratio(a: str, b: str) -> int:
-    """How alike two texts are as sets of words, 0 to 100: thefuzz's `token_set_ratio`."""
+    """Compares two texts as sets of words, 0 to 100: thefuzz's `token_set_ratio`."""
     a, b = (text.translate(_DELETED) for text in (a, b))
     return int(round(fuzz.token_set_ratio(a, b, processor=default_process)))
 
 
 def nouns(title: str) -> list[str]:
-    """Words that are likely nouns, in lower case, with repetitions."""
+    """Lists words that are likely nouns, in lower case, with repetitions."""
     return [word for word in re.findall(r"[a-z][a-z']*[a-z]", title.lower()) if word not in NOT_NOUNS]
 
 
 def tagged_by(model: str) -> Callable[[str], list[str]]:
-    """The same by a spaCy model, as in the published code.
+    """Returns a function like `nouns` by a spaCy model, as in the published code.
 
     Args:
       model: name of an installed package, such as en_core_web_sm, or a folder.
@@ -105,7 +105,7 @@ def tagged_by(model: str) -> Callable[[str], list[str]]:
 
 
 def kind_reward(bought: Product, target: Product, nouns: Callable[[str], list[str]] = nouns) -> float:
-    """r_type."""
+    """Computes r_type of a bought product."""
     goal = nouns(target.title)
     shared = len(set(nouns(bought.title)) & set(goal)) / len(goal) if goal else 0.2
     parts = [{part.strip() for part in product.product_category.split("›")} for product in (bought, target)]
@@ -117,7 +117,7 @@ def kind_reward(bought: Product, target: Product, nouns: Callable[[str], list[st
 
 
 def attributes_met(product: Product, attributes: Sequence[str]) -> int:
-    """How many of the attributes a product has."""
+    """Counts the attributes that a product has."""
     texts = [product.title.lower(), " ".join(product.bullets).lower(), product.description.lower()]
     count = 0
     for attribute in attributes:
@@ -127,12 +127,12 @@ def attributes_met(product: Product, attributes: Sequence[str]) -> int:
 
 
 def plain_colour(option: str) -> str:
-    """An option with a colour in it as that colour, any other as it is."""
+    """Reduces an option with a colour in it to that colour; any other stays as it is."""
     return next((colour for colour in COLOURS if colour in option), option)
 
 
 def options_met(chosen: Sequence[str], goal_options: Sequence[str]) -> int:
-    """How many of the wanted options were chosen."""
+    """Counts the goal's options that were chosen."""
     colours = [plain_colour(option) for option in chosen]
     return sum(any(ratio(colour, plain_colour(option)) > ALIKE for colour in colours) for option in goal_options)
 
@@ -140,7 +140,7 @@ def options_met(chosen: Sequence[str], goal_options: Sequence[str]) -> int:
 def score(
     goal: Goal, bought: Product, chosen: Sequence[str], nouns: Callable[[str], list[str]] = nouns
 ) -> PurchaseScore:
-    """The reward of buying a product with these options, and its parts."""
+    """Computes the reward of buying a product with these options, and its parts."""
     kind = kind_reward(bought, goal.product, nouns)
     met = attributes_met(bought, goal.attributes), options_met(chosen, goal.options)
     price = bought.price <= goal.price_upper

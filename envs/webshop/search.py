@@ -21,13 +21,13 @@ RESULTS = 50
 
 
 def document(product: Product) -> str:
-    """What is searched of a product: title, description, first bullet and options."""
+    """Joins what is searched of a product: title, description, first bullet and options."""
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options)
     return " ".join([product.title, product.description, *product.bullets[:1], options]).lower()
 
 
 def rounded_length(length: int) -> int:
-    """A document's length as Lucene stores it in a byte: exact below 40, then with four significant bits."""
+    """Rounds a document's length as Lucene stores it in a byte: exact below 40, then with four significant bits."""
     excess = length - 24
     if excess < 16:
         return length
@@ -36,7 +36,7 @@ def rounded_length(length: int) -> int:
 
 
 class Index:
-    """Documents by BM25.
+    """Ranks documents by BM25.
 
     Args:
       ids: of the documents, which equals are ordered by; by default their positions.
@@ -57,7 +57,7 @@ class Index:
                 self.postings.setdefault(term, []).append((i, number))
 
     def scores(self, query: str) -> np.ndarray:
-        """float32 [documents]; 0 where no word of the query occurs. A word counts as often as the query has it."""
+        """Scores all documents, float32 [documents]; 0 where no word of the query occurs. Repeated words add up."""
         total = np.zeros(self.size)
         for term, times in Counter(terms(query)).items():
             if rows := self.postings.get(term):
@@ -69,7 +69,7 @@ class Index:
         return total.astype(np.float32)
 
     def search(self, query: str, limit: int = RESULTS) -> list[int]:
-        """The documents with any of the query's words, best first and equals by id, at most so many."""
+        """Returns the documents with any of the query's words, best first and equals by id, at most `limit`."""
         scores = self.scores(query)
         order = np.lexsort((self.rank, -scores))[:limit]
         return [int(i) for i in order if scores[i] > 0]

@@ -96,7 +96,7 @@ _ASIDE = re.compile(r"(?:thoughts?|thinking|reason(?:ing)?|explanation|observati
 
 
 def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
-    """The action in a reply -> (action, problem or "").
+    """Reads the action in a reply: (action, problem or "").
 
     Args:
       actions: all there are; none if any text is one, which is then its line without label, tag, quotes or marks.
@@ -121,7 +121,9 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
 
 
 def unwrapped(text: str, layers: Sequence[re.Pattern[str]] = _LAYERS) -> Iterator[str]:
-    """A text, then what is left of it without one layer after the other: labels, bullets, tags, brackets, quotes."""
+    """Yields a text, then what is left of it without one layer after the other: labels, bullets, tags, brackets,
+    quotes.
+    """
     text = text.strip()
     for _ in range(12):
         if text:
@@ -146,8 +148,9 @@ class _Words:
         self.room = 300 + 2 * len(self.longest_first[0])  # characters of a line that are looked at
 
     def equal(self, text: str) -> str | None:
-        """The action that a text is, in any case, with underscores, in one word, or with another verb of motion
-        or none; None where none is, or several are."""
+        """Matches a text to an action, in any case, with underscores, in one word, or with another verb of motion or
+        none; None where none fits, or several do.
+        """
         plain = _plain(text)
         if plain in self.by_text:
             return self.by_text[plain]
@@ -160,7 +163,7 @@ class _Words:
         return named.pop() if len(named) == 1 else None
 
     def leading_action(self, text: str) -> tuple[str, str]:
-        """(the action that a text begins with, what follows it); ("", text) where there is none."""
+        """Splits a text into (the action that it begins with, what follows it); ("", text) where there is none."""
         line = _plain(text)
         for plain in dict.fromkeys((line, line.replace("_", " "), _VERB.sub("", line, count=1))):
             for word in self.longest_first:
@@ -182,7 +185,7 @@ def _first_line(answer: str, words: _Words) -> set[str]:
 
 
 def _line(line: str, words: _Words) -> set[str]:
-    """The actions that a line could mean."""
+    """Finds the actions that a line could mean."""
     layers = list(unwrapped(line))
     if action := next(filter(None, map(words.equal, layers)), None):
         return {action}
@@ -199,7 +202,7 @@ def _line(line: str, words: _Words) -> set[str]:
 
 
 def _clauses(text: str) -> Iterator[str]:
-    """A text, then what follows the words that decide on an action: "I will", "So the agent should"."""
+    """Yields a text, then what follows the words that decide on an action: "I will", "So the agent should"."""
     plain = _plain(text).replace("\u2019", "'").lstrip("*_`\"'[({<")
     yield plain
     while lead := _LEAD.match(plain):
@@ -210,7 +213,7 @@ def _clauses(text: str) -> Iterator[str]:
 
 
 def _alternatives(rest: str, words: _Words) -> set[str]:
-    """The other action that a line names right after the first one; any where the first one is taken back."""
+    """Finds the other action that a line names right after the first one; any where the first one is taken back."""
     if _DOUBT.match(rest):
         return {SEVERAL}
     if separator := _OTHER.match(rest):
@@ -221,7 +224,7 @@ def _alternatives(rest: str, words: _Words) -> set[str]:
 
 
 def _marked(answer: str, words: _Words) -> set[str]:
-    """The actions in tags, in boxes and after labels, before the model goes on with the game."""
+    """Finds the actions in tags, in boxes and after labels, before the model goes on with the game."""
     ahead = _MEANWHILE.search(answer)
     text = answer[: ahead.start()] if ahead and ahead.start() else answer
     marked = [match["inner"] for pattern in (_TAGGED, _BOXED) for match in pattern.finditer(text)]
@@ -232,7 +235,7 @@ def _marked(answer: str, words: _Words) -> set[str]:
 
 
 def _fields(answer: str, words: _Words) -> set[str]:
-    """The actions under "action" and the like in a JSON object."""
+    """Finds the actions under "action" and the like in a JSON object."""
     fields = dict(read_json(answer).fields) if "{" in answer else {}
     fields |= {name: value for call in fields.values() if isinstance(call, dict) for name, value in call.items()}
     values: list[Any] = [value for name, value in fields.items() if _FIELDS.fullmatch(name)]
@@ -240,13 +243,13 @@ def _fields(answer: str, words: _Words) -> set[str]:
 
 
 def _only_line(answer: str, words: _Words) -> set[str]:
-    """The actions that whole lines are."""
+    """Finds the actions that whole lines are."""
     layers = (unwrapped(line) for line in answer.splitlines())
     return {action for row in layers if (action := next(filter(None, map(words.equal, row)), None))}
 
 
 def _decided(answer: str, words: _Words) -> set[str]:
-    """The actions that sentences decide on."""
+    """Finds the actions that sentences decide on."""
     candidates = [
         words.leading_action(match["inner"].lstrip("*_`\"'[({<\\ "))
         for match in _DECIDED.finditer(answer.replace("\u2019", "'"))
@@ -256,7 +259,7 @@ def _decided(answer: str, words: _Words) -> set[str]:
 
 
 def _any_text(answer: str) -> tuple[str, str]:
-    """The line of a reply that is the action, where any text is one."""
+    """Finds the line of a reply that is the action, where any text is one."""
     if answer.startswith("{"):
         fields = read_json(answer).fields
         values = [value for name, value in fields.items() if not _ASIDE.fullmatch(name)]

@@ -23,7 +23,7 @@ from nlrl_jax.roles.trajectories import Action, Verdict
 ReadAction = Callable[[str], Action | None]
 
 # Once per reply: empty (no text), nothing (no readable entry), form (not, or not only, the requested form), cut (it
-# breaks off inside an entry). Once per entry: outside (its timeslot is not in [begin, end)), repeated (a later entry on
+# breaks off inside an entry). Once per entry: outside (its timeslot is not in [start, end)), repeated (a later entry on
 # the timeslot counts), order (earlier than the entry before it), unclear (does not say whether it is critical: left
 # out), action (not one of the game's: left out), unasked (an action for a timeslot that is not critical: left out),
 # long (the explanation is shortened). Once per timeslot: missing (it has no entry).
@@ -70,7 +70,7 @@ class _Entry(NamedTuple):
 
 
 def read_verdicts(text: str, start: int, end: int, read_action: ReadAction) -> tuple[list[Verdict], Counter[str]]:
-    """The verdicts of a reply on the timeslots [begin, end).
+    """Reads a reply's verdicts on the timeslots [start, end).
 
     Args:
       read_action: see `choice_reader` and `vector_reader`. Words such as "none" never reach it.
@@ -104,14 +104,14 @@ def read_verdicts(text: str, start: int, end: int, read_action: ReadAction) -> t
 
 
 def written_reward(text: str) -> float | None:
-    """The reward as the reply has it, which may lie outside [-1, 1]; None where there is none, or no finite one."""
+    """Reads the reward as the reply has it, which may lie outside [-1, 1]; None where there is no finite one."""
     text = _plain(text)
     numbers = next((numbers for pattern in _REWARDS if (numbers := pattern.findall(text))), ["nan"])
     return value if math.isfinite(value := float(numbers[-1])) else None
 
 
 def read_reward(text: str) -> float | None:
-    """`written_reward`, clipped to [-1, 1]: the two differ exactly where it was clipped."""
+    """Reads the reward clipped to [-1, 1]; it differs from `written_reward` exactly where it was clipped."""
     reward = written_reward(text)
     return None if reward is None else min(max(reward, -1.0), 1.0)
 
@@ -148,12 +148,12 @@ def vector_reader(size: int, low: float = -1.0, high: float = 1.0) -> ReadAction
 
 
 def _plain(text: str) -> str:
-    """Without thoughts, and with plain quotes and minus signs."""
+    """Strips thoughts, and replaces curly quotes and other minus signs by plain ones."""
     return without_thoughts(text).translate(_PLAIN)
 
 
 def _verdict(entry: _Entry, read_action: ReadAction, problems: Counter[str]) -> Verdict | None:
-    """An entry as a verdict, its faults counted; None where it is unclear whether the timeslot is critical."""
+    """Turns an entry into a verdict, its faults counted; None where it is unclear whether the timeslot is critical."""
     if entry.critical is None:
         problems["unclear"] += 1
         return None
@@ -170,7 +170,7 @@ def _verdict(entry: _Entry, read_action: ReadAction, problems: Counter[str]) -> 
 
 
 def _judgement(text: str) -> bool | None:
-    """Whether a field says critical; None where that is unclear ("critical or not")."""
+    """Reads whether a field says critical; None where that is unclear ("critical or not")."""
     text = text.lower().strip(_AROUND)
     if text in (*_YES, *_NO):
         return text in _YES
@@ -179,7 +179,7 @@ def _judgement(text: str) -> bool | None:
 
 
 def _written_entries(text: str) -> tuple[list[_Entry], bool]:
-    """The entries in the paper's form, and whether the last one breaks off."""
+    """Reads the entries in the paper's form, and whether the last one breaks off."""
     heads, entries, cut = list(_HEAD.finditer(text)), [], False
     for head, after in zip(heads, [*(head.start() for head in heads[1:]), len(text)]):
         body, closed, _ = text[head.end() : after].rpartition("}")
@@ -196,7 +196,7 @@ def _written_entries(text: str) -> tuple[list[_Entry], bool]:
 
 
 def _json_entries(text: str) -> tuple[list[_Entry], bool]:
-    """The entries of a reply in JSON, whole or in part; none where it is not JSON. And whether it breaks off."""
+    """Reads the entries of a reply in JSON, whole or in part, and whether it breaks off; none where it is not JSON."""
     entries: list[_Entry] = []
     position, failures = 0, 0
     while failures < _FAILURES and (start := _JSON.search(text, position)):
@@ -207,7 +207,7 @@ def _json_entries(text: str) -> tuple[list[_Entry], bool]:
 
 
 def _decoded(text: str, start: int) -> tuple[Any, int]:
-    """(what begins at `start`, where it ends); (None, the next place) where that is no JSON, nor read as such."""
+    """Decodes what begins at `start`: (value, its end); (None, the next place) where it cannot be read as JSON."""
     try:
         return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
@@ -220,7 +220,7 @@ def _decoded(text: str, start: int) -> tuple[Any, int]:
 
 
 def _json_walk(value: Any) -> Iterator[_Entry]:
-    """Every object in `value`, in order, that has a timeslot."""
+    """Yields every object in `value`, in order, that has a timeslot."""
     stack = [value]
     while stack:
         node = stack.pop()
@@ -237,7 +237,7 @@ def _json_walk(value: Any) -> Iterator[_Entry]:
 
 
 def _field(fields: Mapping[str, Any], *names: str) -> str:
-    """The text of the first field whose name contains one of `names`; "" if there is none, "null" for None."""
+    """Returns the text of the first field whose name contains one of `names`; "" if there is none, "null" for None."""
     value = next((value for key, value in fields.items() if any(name in key.lower() for name in names)), "")
     try:
         return value if isinstance(value, str) else json.dumps(value)

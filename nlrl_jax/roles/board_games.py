@@ -54,7 +54,7 @@ class Evaluated(NamedTuple):
 
 
 def side_of(value: float, players: tuple[str, str]) -> str | None:
-    """The side that is ahead, or has won, by a number from player 0's view; None at 0."""
+    """Returns the side that is ahead, or has won, by a number from player 0's view; None at 0."""
     return players[0 if value > 0 else 1] if value else None
 
 
@@ -120,7 +120,7 @@ class Viewer:
         self._views_by_key: dict[bytes, View] = {}
 
     def views(self, positions: Any) -> list[View]:
-        """The views of positions, leading axis [B]."""
+        """Renders positions, leading axis [B], as views."""
         fields, legal, to_move = jax.device_get(self._read(positions))
         return [self._view(fields, legal, to_move, i) for i in range(len(to_move))]
 

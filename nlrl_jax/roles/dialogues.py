@@ -91,15 +91,15 @@ class History:
 
     @classmethod
     def begin(cls, start: Start, task: tuple[str, int]) -> History:
-        """The history of an episode that has just begun."""
+        """Starts the history of an episode."""
         return cls(start.goal, start.observation, task=tuple(task))
 
     def then(self, step: Step) -> History:
-        """The history with one more step."""
+        """Returns the history with one more step."""
         return dataclasses.replace(self, steps=(*self.steps, step))
 
     def noted(self, note: str) -> History:
-        """The history with this note after its last observation."""
+        """Returns the history with this note after its last observation."""
         if not self.steps:
             return dataclasses.replace(self, note=note)
         return dataclasses.replace(self, steps=(*self.steps[:-1], self.steps[-1]._replace(note=note)))
@@ -140,7 +140,7 @@ class Dialogue:
 
     @classmethod
     def of(cls, rules: str, label: str = "Critic", compact: bool = False, thinks: bool = False, **options) -> Dialogue:
-        """A dialogue about a game.
+        """Makes a dialogue about a game.
 
         Args:
           rules: the game's, its actions among them.
@@ -159,7 +159,7 @@ class Dialogue:
         return cls("\n".join(filter(None, parts)), label, **options)
 
     def text(self, history: History) -> str:
-        """The transcript, without a newline at its end. Notes are shown where there is a label."""
+        """Writes the transcript, without a newline at its end. Notes are shown where there is a label."""
         lines = [f"Goal of the agent: {marked(history.goal)}", f"Observation: {marked(history.observation)}"]
         lines += self._note_line(history.note)
         for action, observation, note in history.steps:
@@ -170,7 +170,7 @@ class Dialogue:
         return [f"{self.label}: {note}"] if self.label and note else []
 
     def chat(self, history: History, line: str) -> Chat:
-        """The transcript, then the beginning of the next line, e.g. "Action:", for the model to continue."""
+        """Prompts the model to continue the transcript after the beginning of the next line, e.g. "Action:"."""
         examples = "\n\n".join(f"An example:\n{self.text(example)}" for example in self.examples)
         text = f"{self.instructions}\n\n{examples}" if examples else self.instructions
         return Chat.of(text, continued=f"{self.text(history)}\n{line}", history=history, line=line)
@@ -199,7 +199,9 @@ class Dialogue:
         return f"instructions,{' examples,' if self.examples else ''} goal and one observation"
 
     def fit(self, chat: Chat, reserve: int) -> Trimmed:
-        """As `trim`, for a chat of this dialogue with the line that it ends in; one without steps stays as it is."""
+        """Trims the history of a chat of this dialogue that ends in its line; one without steps stays as it is. See
+        `trim`.
+        """
         return self._cut(chat.context["history"], chat.context["line"], reserve)
 
     def _cut(self, history: History, line: str, reserve: int) -> Trimmed:
@@ -214,7 +216,7 @@ class Dialogue:
 
 
 def room_advice(dialogue: Dialogue, history: History, size: int, room: int, reserve: int, lower: str, lines=1) -> str:
-    """What would make a prompt without steps fit.
+    """Advises what would make a prompt without steps fit.
 
     Args:
       size: its tokens. room: of the context. reserve: that so many lines need.
@@ -231,8 +233,9 @@ def room_advice(dialogue: Dialogue, history: History, size: int, room: int, rese
 
 
 def marked(text: str) -> str:
-    """A game's text as it stands in a transcript: a later line that reads like one of the transcript's, or like the
-    beginning of a message, is quoted ("> Action: down"), so that no reader takes it for the model's."""
+    """Quotes lines of a game's text that read like a transcript's, or like the beginning of a message ("> Action:
+    down"), so that no reader takes them for the model's.
+    """
     first, *rest = text.splitlines() or [""]
     if not any(map(_TURN.match, rest)):
         return text
@@ -240,7 +243,7 @@ def marked(text: str) -> str:
 
 
 def _without(history: History, steps: int) -> History:
-    """The history from a later observation on, without its oldest steps."""
+    """Drops the oldest steps, so that the history begins with a later observation."""
     dropped, rest = history.steps[:steps], history.steps[steps:]
     _, observation, note = dropped[-1]
     return dataclasses.replace(history, observation=observation, steps=rest, note=note, past=(*history.past, *dropped))

@@ -22,33 +22,33 @@ class GPIRoles(Protocol):
     actions: tuple[str, ...]
 
     def candidates(self, state: State) -> Sequence[int]:
-        """The actions to choose from, at least one."""
+        """Lists the actions to choose from, at least one."""
 
     def look_ahead(
         self, states: Sequence[State], actions: Sequence[int], steps: int, rng: np.random.Generator
     ) -> list[Variation]:
-        """A variation each: the action, then `steps` steps of the policy that is evaluated."""
+        """Plays one variation each: the action, then `steps` steps of the policy that is evaluated."""
 
     def policy(self, state: State) -> Chat:
-        """pi_L."""
+        """Asks for an action of pi_L."""
 
     def q(self, state: State, action: int) -> Chat:
-        """Q^L(s, a) with no look-ahead."""
+        """Asks for Q^L(s, a) with no look-ahead."""
 
     def value(self, state: State, variation: Variation) -> Chat:
-        """V^L of the state in which the variation ends."""
+        """Asks for V^L of the state in which the variation ends."""
 
     def describe(self, state: State, variation: Variation) -> str:
-        """d, the variation in words."""
+        """Puts the variation into words (d)."""
 
     def aggregate(self, state: State, action: int, descriptions: Sequence[str], evaluations: Sequence[str]) -> Chat:
-        """G2 and G1: the evaluation of an action out of its variations."""
+        """Asks for the evaluation of an action out of its variations (G2 and G1)."""
 
     def improve(self, state: State, values: Mapping[int, str]) -> Chat:
-        """I: the best action by the evaluations, {action: text}."""
+        """Asks for the best action by the evaluations, {action: text} (I)."""
 
     def read_action(self, text: str) -> tuple[int, str]:
-        """(action or -1, problem or "")."""
+        """Reads (action or -1, problem or "")."""
 
     def read_evaluation(self, text: str) -> tuple[str, str]:
-        """(evaluation as text, problem or "")."""
+        """Reads (evaluation as text, problem or "")."""

@@ -32,7 +32,7 @@ class JsonReply(NamedTuple):
 
 
 def read_json(text: str) -> JsonReply:
-    """The JSON object of a reply, after its thoughts if it begins with them. Never raises.
+    """Reads the JSON object of a reply, after its thoughts if it begins with them. Never raises.
 
     What is no JSON is read as `loose_json` reads it. Of several objects the first counts, and what later ones add to
     it; a later one that is called the final or the right one counts first. Halves of surrogate pairs, which files and
@@ -54,14 +54,14 @@ def read_json(text: str) -> JsonReply:
 
 
 def _narrow(text: str) -> str:
-    """A text whose brackets, colons and commas between fields are of full width, in East Asian writing."""
+    """Narrows brackets, colons and commas between fields that are of full width, as in East Asian writing."""
     text = text.translate({0xFF5B: "{", 0xFF5D: "}", **dict.fromkeys((0x300C, 0x300D, 0x300E, 0x300F), '"')})
     text = re.sub(r"(?<=[\"'\u201d\w])\s*\uff1a", ":", text)
     return re.sub(r"\uff0c(?=\s*[\"'\u201c}])", ",", text)
 
 
 def _objects(text: str) -> JsonReply:
-    """The fields of the objects in a text."""
+    """Collects the fields of the objects in a text."""
     fields, problem, end, starts = {}, "nothing", 0, re.finditer(r"\{", text)
     for start in itertools.islice((match.start() for match in starts), _TRIED):
         if start < end:
@@ -86,7 +86,7 @@ def _objects(text: str) -> JsonReply:
 
 
 def _object(text: str, start: int) -> tuple[dict[str, Any], int, str]:
-    """(the fields of the object that begins at `start`, where it ends, "" or its problem)."""
+    """Reads the object that begins at `start`: (its fields, where it ends, "" or its problem)."""
     try:
         return *_decode(text, start), ""
     except (ValueError, RecursionError):
@@ -112,7 +112,7 @@ def _is_object(text: str) -> bool:
 
 
 def read_number(value: Any) -> float | None:
-    """A finite number out of a field: a number, or the one in a string (`written_numbers.read_field`); else None."""
+    """Reads a finite number out of a field: a number, or one in a string (`written_numbers.read_field`); else None."""
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -123,7 +123,7 @@ def read_number(value: Any) -> float | None:
 
 
 def folded(word: str) -> str:
-    """The form in which words are compared: without case, characters composed as most tokenizers write them."""
+    """Folds a word for comparison: without case, characters composed as most tokenizers write them."""
     return unicodedata.normalize("NFKC", word).lower()
 
 
@@ -138,7 +138,7 @@ def _decode(text: str, start: int = 0) -> tuple[dict[str, Any], int]:
 
 
 def _without_fence(text: str) -> str:
-    """A text without Markdown's code fence around all of it."""
+    """Strips Markdown's code fence around all of a text."""
     if not text.startswith("```"):
         return text
     text = text.removeprefix("```").removesuffix("```")
@@ -146,7 +146,7 @@ def _without_fence(text: str) -> str:
 
 
 def _complete(text: str) -> dict[str, Any]:
-    """The fields of an object that breaks off before its end; empty if it is broken in another way."""
+    """Returns the fields of an object that breaks off before its end; empty if it is broken in another way."""
     inside, escaped, is_open = False, False, None  # the open bracket: (its closing one, the open bracket around it)
     commas: collections.deque[tuple[int, Any]] = collections.deque(maxlen=50)
     for i, character in enumerate(text):

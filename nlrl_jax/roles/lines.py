@@ -40,7 +40,7 @@ class TrainingLine(NamedTuple):
 
 
 def lines_of(history: History) -> Iterator[TrainingLine]:
-    """The action, the observation and, where there is one, the reflection of each step."""
+    """Yields the action, the observation and, where there is one, the reflection of each step."""
     for t, step in enumerate(history.steps):
         past = dataclasses.replace(history, steps=history.steps[:t])
         yield TrainingLine(ACTION, past, "Action:", step.action)
@@ -50,13 +50,13 @@ def lines_of(history: History) -> Iterator[TrainingLine]:
 
 
 def prompt(dialogue: Dialogue, line: TrainingLine) -> Chat:
-    """The chat that asks for a line, as far as it leaves room for the line."""
+    """Makes the chat that asks for a line, trimmed so that the line has room."""
     reserve = dialogue.count(line.opening) + dialogue.count(line.reply)
     return dialogue.chat(dialogue.trim(line.history, reserve).history, line.opening)
 
 
 def pairs(dialogue: Dialogue, lines: Iterable[TrainingLine], joined: bool = False) -> list[tuple[Chat, list[Piece]]]:
-    """Lines as examples, in their order; see `algorithms.sft`.
+    """Turns lines into examples, in their order; see `algorithms.sft`.
 
     Args:
       joined: a line goes into the example of the line before it where its prompt continues that example.

@@ -50,7 +50,7 @@ class Decoded(NamedTuple):
 
 
 def decode(text: str, start: int = 0) -> Decoded:
-    """The object or list that begins at `start`, "{" or "[".
+    """Decodes the object or list that begins at `start`, "{" or "[".
 
     Raises:
       ValueError: another character stands there, or it is nested too deeply.
@@ -63,7 +63,7 @@ def decode(text: str, start: int = 0) -> Decoded:
 
 
 def decode_fields(text: str, start: int) -> Decoded:
-    """The fields that begin at `start`, of an object without its opening bracket."""
+    """Decodes the fields that begin at `start`, of an object without its opening bracket."""
     reader = _Reader(text, start)
     value = reader.object()
     return Decoded(value, reader.position, not reader.cut)
@@ -75,7 +75,7 @@ class _Reader:
         self.left = _ALL_TRIED
 
     def value(self, inside: str) -> Any:
-        """What stands here, in an object ("}") or a list ("]")."""
+        """Reads the value that stands here, in an object ("}") or a list ("]")."""
         self._skip()
         character = self.text[self.position : self.position + 1]
         if character and character in "{[(":
@@ -99,7 +99,7 @@ class _Reader:
         return value
 
     def object(self) -> dict[str, Any]:
-        """The fields up to the closing bracket."""
+        """Reads the fields up to the closing bracket."""
         fields: dict[str, Any] = {}
         for character in self._items("}"):
             quoted = character in _CLOSING
@@ -128,7 +128,7 @@ class _Reader:
         return items
 
     def _items(self, closing: str) -> Iterator[str]:
-        """The first character of each item, up to the closing bracket or the text's end."""
+        """Yields the first character of each item, up to the closing bracket or the text's end."""
         while True:
             self._skip()
             character = self.text[self.position : self.position + 1]

@@ -12,7 +12,7 @@ _THOUGHT = re.compile(
 
 
 def without_thoughts(text: str) -> str:
-    """A reply without a reasoning model's thoughts at its beginning; "" where they never end.
+    """Strips a reasoning model's thoughts at the beginning of a reply; "" where they never end.
 
     Some servers leave out the opening tag.
     """
@@ -27,7 +27,7 @@ def without_thoughts(text: str) -> str:
 
 
 def answered(reply: Reply) -> Reply:
-    """A reply without the thoughts that it begins with; one that is still thinking is cut."""
+    """Strips the thoughts that a reply begins with; one that is still thinking is cut."""
     text = reply.text.lstrip()
     if not _THOUGHT.match(text) and ("</think>" not in text or text.startswith(("{", "["))):
         return reply

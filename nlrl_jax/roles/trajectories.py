@@ -37,7 +37,7 @@ class ControlEpisode:
         return len(self.rewards)
 
     def action(self, timeslot: int) -> Action:
-        """The action taken in `timeslot`."""
+        """Returns the action taken in `timeslot`."""
         action = self.actions[timeslot]
         return int(action) if np.ndim(action) == 0 else tuple(float(x) for x in action)
 

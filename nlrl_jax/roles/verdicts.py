@@ -36,7 +36,7 @@ _NOT = r"(?:n't|n\u2019t|\b(?:not|never|neither|no|hardly|far from)\b)"
 
 
 def verdict(note: str, words: Sequence[str] = (GOOD, BAD, UNKNOWN)) -> str:
-    """The last of these words that a note gives as its judgement, in capitals; "" where it gives none.
+    """Reads the last of these words that a note gives as its judgement, in capitals; "" where it gives none.
 
     It stands after "This step is" or the like, after a title ("Verdict: GOOD"), or by itself at the end. A judgement
     that is negated, leaves a choice ("GOOD or BAD") or breaks off within a word is none.
@@ -45,7 +45,7 @@ def verdict(note: str, words: Sequence[str] = (GOOD, BAD, UNKNOWN)) -> str:
 
 
 def before_verdict(note: str) -> str:
-    """A note up to and including its last "This step is", which is added where it is missing.
+    """Cuts a note after its last "This step is", which is added where it is missing.
 
     A judgement in another form is left out.
     """
@@ -56,7 +56,7 @@ def before_verdict(note: str) -> str:
 
 
 def _judgement(note: str, words: Sequence[str]) -> tuple[int, str]:
-    """(where the last judgement of a note begins, its word); (the note's length, "") where there is none."""
+    """Finds a note's last judgement: (where it begins, its word); (the note's length, "") where there is none."""
     word, places = "|".join(map(re.escape, words)), []
     choice = rf"[\s*_`\"']*(?:,|/|\||\bor\b|\band\b)[\s*_`\"']*(?:or\s+)?(?:{word})\b"
     choice = rf"(?:{choice}|\s+(?:only )?if\b[^.!?\n]*\b(?:otherwise|else)\b)"

@@ -99,7 +99,9 @@ class _Number(NamedTuple):
 
 
 def read_number(text: str) -> float | None:
-    """The value that a line states, a fraction and a percentage among them; None where it states none, or several."""
+    """Reads the value that a line states, a fraction and a percentage among them; None where it states none, or
+    several.
+    """
     text, scale = _plain(text)
     numbers = list(_numbers(text, scale))
     ended = [number for number in numbers if _AFTER.match(text, number.end)]
@@ -116,13 +118,13 @@ def read_number(text: str) -> float | None:
 
 
 def read_share(text: str) -> float | None:
-    """`read_number` of a value from 0 to 1; None where it is another number, which is no success either."""
+    """Reads a value from 0 to 1; None where it is another number, which is no success either."""
     number = read_number(text)
     return number if number is not None and 0 <= number <= 1 else None
 
 
 def read_field(text: str) -> float | None:
-    """The number in a field that should hold one: the one that it begins with, the only one, or `read_number`'s."""
+    """Reads the number of a field that should hold one: what it begins with, the only one, or `read_number`'s."""
     text, scale = _plain(text)
     numbers = list(_numbers(text, scale))
     if numbers and not re.search(r"\w", text[: numbers[0].start]):
@@ -132,7 +134,7 @@ def read_field(text: str) -> float | None:
 
 
 def _plain(text: str) -> tuple[str, float]:
-    """(a text without thoughts and marks, its fractions in digits; the maximum of the scale that it names, or 1)."""
+    """Strips thoughts and marks, with fractions in digits: (text, the maximum of the scale that it names, or 1)."""
     text = without_thoughts(text)[-_LONGEST:].translate(_SIGNS)
     text = "".join(_vulgar(character) for character in text)
     for pattern, plain in (*_MARKUP, *_WORDS):
@@ -171,7 +173,7 @@ def _quotient(number: float, divisor: float) -> float | None:
 
 
 def _float(text: str) -> float:
-    """A number as it is written: with commas between thousands or before decimals, and powers of ten."""
+    """Parses a number with commas between thousands or before decimals, and powers of ten."""
     text = re.sub(r"\s*(?:[x*\u00d7]|\\times)\s*10\s*(?:\^|\*\*)\s*\{?([-+]?\d+)\}?", r"e\1", text, flags=re.IGNORECASE)
     thousands = re.match(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+", text)
     return float(text.replace(",", "" if thousands else "."))

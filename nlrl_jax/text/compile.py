@@ -44,7 +44,7 @@ class CompiledTemplate:
     pad_id: int
 
     def __call__(self, fields: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        """The tokens after the prefix for one state.
+        """Computes the tokens after the prefix for one state.
 
         Args:
           fields: name -> int array; what the template's `render` reads. Missing items of lists may hold anything.
@@ -89,7 +89,7 @@ class _Builder:
         self.lists: list[tuple[str, int]] = []
 
     def build(self, template: Template) -> tuple[str, list[TemplatePiece], list[tuple[str, int]]]:
-        """The static prefix text, the pieces after it, and the lists they refer to."""
+        """Returns the static prefix text, the pieces after it, and the lists they refer to."""
         things, gaps = split_parts(template.parts)
         rest = [part for pair in zip(things, gaps[1:], strict=True) for part in pair]
         if not things:
@@ -171,7 +171,7 @@ class _OpenList:
         return [self.prefix + self.thing.empty, *items]
 
     def pieces(self, number: int, suffix: str) -> list[TemplatePiece]:
-        """The list's pieces, `suffix` being drawn into its end."""
+        """Returns the list's pieces, with `suffix` drawn into its end."""
         empty = self.prefix + self.thing.empty + suffix
         pieces = [TemplatePiece((empty,), number=number)] if empty else []
         for i in range(self.thing.max_items):
@@ -231,7 +231,8 @@ def _open_list(cutter: Cutter, prefix: str, of: List, after) -> _OpenList:
 
 
 def field_ranges(template: Template) -> dict[str, tuple[int, int, int | None]]:
-    """Field -> (lowest, highest value that every slot accepts; number of elements, None for a scalar).
+    """Returns for each field the lowest and highest value that every slot accepts, and its number of elements (None for
+    a scalar).
 
     Raises:
       ValueError: no value of a field fits all slots that read it, or it is read both as a scalar and as an array.
@@ -249,7 +250,7 @@ def field_ranges(template: Template) -> dict[str, tuple[int, int, int | None]]:
 
 
 def sample_fields(template: Template, num_random: int = 40, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """States to check a compiled template on: all fields lowest, all highest, short and full lists, random ones."""
+    """Makes states to check a compiled template on: all fields lowest, all highest, short and full lists, random."""
     ranges = field_ranges(template)
     counts = {part.count: part.max_items for part in template.parts if isinstance(part, Repeat)}
     rng = np.random.default_rng(seed)

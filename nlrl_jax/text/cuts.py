@@ -70,7 +70,7 @@ Thing = Slot | List
 
 
 def split_parts(parts: Sequence[Part], inside_list: bool = False) -> tuple[list[Thing], list[str]]:
-    """The things of a template and the literal gaps around them: `gaps[i]` stands before `things[i]`."""
+    """Splits a template into slots and lists and the literal gaps around them: `gaps[i]` stands before `things[i]`."""
     things: list[Thing] = []
     gaps = [""]
     for part in parts:
@@ -95,7 +95,7 @@ def split_parts(parts: Sequence[Part], inside_list: bool = False) -> tuple[list[
 
 
 def merge(left: Slot, gap: str, right: Slot) -> Slot | None:
-    """Both slots and the gap as one slot; None if it had too many options."""
+    """Merges both slots and the gap into one slot; None if it had too many options."""
     if len(left.strings) * len(right.strings) > MAX_OPTIONS:
         return None
     strings = tuple(a + gap + b for a, b in itertools.product(left.strings, right.strings))
@@ -114,7 +114,7 @@ class _TooMany(Exception):
 
 
 def ahead(parts: Sequence[str | Thing | Tail], num_lefts: int) -> tuple[str, ...]:
-    """The beginnings of all texts that `parts` may render, two characters long or more while their number allows."""
+    """Lists the beginnings of all texts that `parts` may render, of two characters or more if their number allows."""
     best = _beginnings(parts, 2, limit=10**6)
     for width in (3, 4, 6, 8, 12, 16, 24):
         try:
@@ -169,7 +169,7 @@ def _item(of: List) -> list[str | Slot]:
 
 
 def rest_of_item(of: List, slot: int) -> list[str | Slot | Tail]:
-    """What follows the gap before `slot` in an item, and in the list after it."""
+    """Returns what follows the gap before `slot` in an item, and in the list after it."""
     return [*_item(of)[1 + 2 * slot :], Tail(of)]
 
 
@@ -181,7 +181,9 @@ class Cutter:
         self._cuts: dict[tuple, tuple[int, int] | None] = {}
 
     def find_cut(self, lefts: Sequence[str], gap: str, rights: Sequence[str]) -> tuple[int, int] | None:
-        """The first and last position of `gap` that is a border in `left + gap + right` for all; None without one."""
+        """Finds the first and last position of `gap` that is a border in `left + gap + right` for all; None without
+        one.
+        """
         lefts, rights = tuple(dict.fromkeys(lefts)), tuple(dict.fromkeys(rights))
         key = (lefts, gap, rights)
         if key not in self._cuts:
@@ -205,7 +207,7 @@ class Cutter:
         return (min(safe), max(safe)) if safe else None
 
     def _safe(self, lefts, gap, rights) -> set[int]:
-        """Positions of `gap` up to which every text splits by itself as it does with what follows.
+        """Finds the positions of `gap` up to which every text splits by itself as it does with what follows.
 
         A border alone would not do: two spaces are one pre-token at the end of a text but two before a word.
         """
@@ -227,7 +229,7 @@ class Cutter:
         return safe
 
     def refusal(self, left_name, lefts, gap, rights, right_name) -> ValueError:
-        """The error for a gap without a cut, with an example of what the tokenizer does there."""
+        """Describes a gap without a cut, with an example of what the tokenizer does there."""
         examples = []
         for position in range(min(len(gap), 3) + 1):
             for left, right in itertools.product(lefts, rights):

@@ -64,7 +64,7 @@ def are_used(call: Callable[[], Any]) -> bool:
 
 
 def apart(game: HostGame) -> HostGame:
-    """The game with global generators of its own for each episode, seeded by the task; games are stepped one by one.
+    """Gives each episode global generators of its own, seeded by the task; games are stepped one by one.
 
     So an episode draws the same whatever is played beside it, and nothing else's draws change.
     """
@@ -92,7 +92,7 @@ def apart(game: HostGame) -> HostGame:
 
 
 def of_states(game: HostGame, through: Callable[[Callable, Any], Any], *names: str) -> HostGame:
-    """The game with `through(function, state)` in place of each of its functions of one state."""
+    """Replaces each of the game's functions of one state by `through(function, state)`."""
     functions = {name: getattr(game, name) for name in names or OF_STATES}
     bound = {name: functools.partial(through, function) for name, function in functions.items() if function}
     return dataclasses.replace(game, **bound)

@@ -27,7 +27,7 @@ def of_text_game(
     kinds: Sequence[str] = ("",),
     reset: Callable[[jax.Array, jax.Array], Any] | None = None,
 ) -> HostGame:
-    """A text game of the device, played on the host.
+    """Wraps a text game of the device so that it is played by text on the host.
 
     A text that is none of its actions takes a step, the game's `unknown_action` or one of time alone. An action after
     which nothing but the time has changed (a wall in the way) is invalid and `idle`; one that `info["illegal_move"]`
@@ -49,7 +49,9 @@ def of_text_game(
     draw = jax.jit(jax.vmap(lambda seed, kind: initial_state(jax.random.key(seed), kind)))
 
     def transition(key, state, action):
-        """(state, reward, terminated, truncated, whether the action is valid, whether it was one without an effect)."""
+        """Steps one state: (state, reward, terminated, truncated, whether the action is valid, whether it had no
+        effect).
+        """
         is_action, unknown = action >= 0, game.unknown_action
         played = jnp.where(is_action, action, unknown or 0)
         _, after, reward, terminated, info = env.step_env(key, state, played, params)
@@ -79,7 +81,7 @@ def of_text_game(
         return texts(states)[:n] if texts else [(goal, text) for text in render(game.observation, states, n)]
 
     def size_for(n: int) -> int:
-        """A power of two rows, and as many as there once were: a step may take half a minute to compile."""
+        """Rounds up to a power of two rows, never fewer than before: a step may take half a minute to compile."""
         nonlocal largest
         largest = max(largest, 1 << max(0, n - 1).bit_length())
         return largest
@@ -132,7 +134,7 @@ def of_text_game(
 
 
 def counted(tasks: Sequence[tuple]) -> list[tuple[str, int, int]]:
-    """(kind, seed, how often the task stands before it in the list); what is counted already stays."""
+    """Adds to each task how often it stands before in the list: (kind, seed, count); counted tasks stay as they are."""
     before: Counter = Counter()
     rows = []
     for task in tasks:
@@ -142,7 +144,7 @@ def counted(tasks: Sequence[tuple]) -> list[tuple[str, int, int]]:
 
 
 def _chance(seed: int, repetition: int) -> np.uint32:
-    """The seed of a stream of chance: the task's own for its first episode."""
+    """Seeds a stream of chance: the task's own seed for its first episode."""
     return (
         np.uint32(seed)
         if not repetition
@@ -151,5 +153,5 @@ def _chance(seed: int, repetition: int) -> np.uint32:
 
 
 def _at(state: Any, time: Any) -> Any:
-    """The state at another time."""
+    """Sets the state's time."""
     return dataclasses.replace(state, time=time) if dataclasses.is_dataclass(state) else state._replace(time=time)

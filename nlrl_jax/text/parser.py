@@ -105,7 +105,7 @@ class ReplyFormat:
         return {word.encode(): a for a, word in enumerate(self.actions)} | dict(self.spellings)
 
     def for_tokenizer(self, tokenizer: Tokenizer) -> ReplyFormat:
-        """The same format, where action words count also as the tokenizer's normalizer leaves them.
+        """Adds the spellings in which the tokenizer's normalizer leaves the action words.
 
         A model whose tokenizer composes accents or lowers case has never seen a word in another form.
 
@@ -145,7 +145,7 @@ class ParsedReply(NamedTuple):
 
 
 def reference_parse(text: bytes, num_tokens: int, reply_format: ReplyFormat) -> ParsedReply:
-    """The specification: parses one reply on the host.
+    """Parses one reply on the host; this is the specification.
 
     Args:
       text: the reply's bytes, without special tokens.
@@ -217,7 +217,7 @@ class _Carry(NamedTuple):
 
 
 def compile_parser(reply_format: ReplyFormat, tokenizer: Tokenizer) -> Callable[[jax.Array, jax.Array], ParsedReply]:
-    """`parse(tokens, length) -> ParsedReply` for one reply, pure; use `jax.vmap` for batches.
+    """Compiles `parse(tokens, length) -> ParsedReply` for one reply, pure; use `jax.vmap` for batches.
 
     Action words count also as the tokenizer spells them; errors: see `ReplyFormat.for_tokenizer`.
 
@@ -233,7 +233,7 @@ def compile_parser(reply_format: ReplyFormat, tokenizer: Tokenizer) -> Callable[
     white = np.isin(np.arange(NUM_BYTES + 1), [*WHITE_SPACE, NUM_BYTES])
 
     def step(carry: _Carry, byte):
-        """One byte; `byte == NUM_BYTES` stands for no byte and changes nothing."""
+        """Reads one byte; `byte == NUM_BYTES` stands for no byte and changes nothing."""
         cell = carry.tag * (NUM_BYTES + 1) + byte
         tag, event = jnp.asarray(tags.next_state)[cell], jnp.asarray(tags.event)[cell]
         # event: 0 none, 1..K opening tag, K+1..2K closing tag, 2K+1 unknown tag

@@ -74,7 +74,7 @@ class TokenProgram:
 
 
 def build(pieces: Sequence[TemplatePiece], lists: Sequence[tuple[str, int]], encode) -> TokenProgram:
-    """Tables for `pieces`; `lists` are (count field, max_items); `encode(str) -> token ids`."""
+    """Builds the tables for `pieces`; `lists` are (count field, max_items); `encode(str) -> token ids`."""
     sizes: dict[str, int | None] = {}
     for variable in (v for piece in pieces for v in piece.variables if isinstance(v, Variable)):
         previous, index = sizes.get(variable.field), variable.index
@@ -125,7 +125,7 @@ def build(pieces: Sequence[TemplatePiece], lists: Sequence[tuple[str, int]], enc
 
 
 def _max_length(pieces, lists, lengths) -> int:
-    """The longest rendering if slots were independent: for each list the longest over its counts."""
+    """Bounds the rendering's length as if slots were independent: for each list the longest over its counts."""
     total = 0
     middle = [np.zeros(n, int) for _, n in lists]  # longest form of item i when others follow
     last = [np.zeros(n, int) for _, n in lists]
@@ -150,7 +150,7 @@ def _max_length(pieces, lists, lengths) -> int:
 
 
 def assemble(xp, program: TokenProgram, fields: Mapping[str, Any], pad_id: int):
-    """The tokens of one state: ([max_length] int32, right-padded with `pad_id`; their number, int32).
+    """Assembles the tokens of one state: ([max_length] int32, right-padded with `pad_id`; their number, int32).
 
     `xp` is `jax.numpy` or `numpy`. Values outside a slot's range are clipped.
     """
@@ -173,7 +173,7 @@ def assemble(xp, program: TokenProgram, fields: Mapping[str, Any], pad_id: int):
 
 
 def refuse_values(program: TokenProgram, fields: Mapping[str, Any]) -> None:
-    """Raises ValueError, as `Template.render` does: a value on the host outside its slot's or its list's range."""
+    """Raises ValueError for a value on the host outside its slot's or its list's range, as `Template.render` does."""
     values, gates = _values_and_gates(np, program, fields)
     for count, max_items in program.lists:
         if not 0 <= (n := int(fields[count])) <= max_items:
@@ -187,7 +187,7 @@ def refuse_values(program: TokenProgram, fields: Mapping[str, Any]) -> None:
 
 
 def _values_and_gates(xp, program: TokenProgram, fields):
-    """All values the pieces read, int32 [values], and all gates, bool [gates]. Errors: see `template.read`."""
+    """Gathers all values the pieces read, int32 [values], and all gates, bool [gates]. Errors: see `template.read`."""
     values, gates = [], [xp.ones((1,), bool)]
     for name, size in program.layout:
         values.append(_int32(xp, read(fields, name, size).reshape(-1)[: size or 1]))
@@ -200,7 +200,7 @@ def _values_and_gates(xp, program: TokenProgram, fields):
 
 
 def _int32(xp, value):
-    """Integers as int32; larger ones become the largest, not others modulo 2^32."""
+    """Converts integers to int32; larger ones become the largest, not others modulo 2^32."""
     lowest, highest = np.iinfo(np.int32).min, np.iinfo(np.int32).max
     if value.dtype != bool and np.iinfo(value.dtype).max > highest:
         namespace = np if isinstance(value, np.ndarray | np.generic) else xp

@@ -94,11 +94,11 @@ class LanguageAgentPolicy:
         return cls(model, sampling, template, parse, tokenizer, tuple(tokenizer.eos_ids))
 
     def for_evaluation(self) -> LanguageAgentPolicy:
-        """The same policy as it is evaluated: greedy."""
+        """Returns the same policy with greedy sampling."""
         return dataclasses.replace(self, sampling=Sampling(self.sampling.max_tokens, temperature=0.0))
 
     def prefix(self, variables: Any) -> KeyValues | None:
-        """Keys and values of the prompt's static part, [layers, P, K, D]: once per batch, not per row."""
+        """Computes keys and values of the prompt's static part, [layers, P, K, D]: once per batch, not per row."""
         return compute_prefix(self.model, variables, self.template.prefix)
 
     def act(
@@ -109,7 +109,7 @@ class LanguageAgentPolicy:
         fields: dict[str, jax.Array],
         active: jax.Array,
     ) -> Turn:
-        """One turn of B agents: construct the prompt, generate text, parse the action (paper, steps 1-3).
+        """Plays one turn of B agents: construct the prompt, generate text, parse the action (paper, steps 1-3).
 
         Args:
           variables: {"params": ...} or {"params": ..., "lora": ...}.
@@ -131,12 +131,12 @@ class LanguageAgentPolicy:
         return Turn(prompts, lengths, reply.tokens, reply.lengths, reply.log_probs, reply.ended, parsed)
 
     def prompt_text(self, prompt: jax.Array, length: int) -> str:
-        """The text of one left-padded prompt [S], the static prefix included. Host only."""
+        """Decodes one left-padded prompt [S], the static prefix included. Host only."""
         dynamic = [int(t) for t in prompt[len(prompt) - int(length) :]]
         return self.tokenizer.decode([int(t) for t in self.template.prefix] + dynamic, skip_special_tokens=False)
 
     def reply_text(self, reply: jax.Array, length: int) -> str:
-        """The text of one reply [N]. Host only."""
+        """Decodes one reply [N]. Host only."""
         ids = [int(t) for t in reply[: int(length)] if int(t) < self.tokenizer.vocab_size]
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
@@ -144,7 +144,7 @@ class LanguageAgentPolicy:
 def in_whole_tiles(
     mesh: Mesh | None, max_tokens: int, prompts: jax.Array, lengths: jax.Array, active: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Prompts [B, S] with their lengths and `active`, rows and slots filled up to what a GPU's products take whole.
+    """Pads prompts [B, S], their lengths and `active` to the rows and slots that a GPU's products take whole.
 
     XLA would fill up and cut the operands of every product for every token. Filled rows are not active.
     """

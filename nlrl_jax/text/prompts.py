@@ -36,7 +36,7 @@ def chat_prompt(
     prompt: str,
     max_tokens: int,
 ) -> Template:
-    """The whole prompt of a turn: the chat markup, the rules and the slots of the game's observation.
+    """Builds the whole prompt of a turn: the chat markup, the rules and the slots of the game's observation.
 
     Args:
       game: its `observation` fills the state.
@@ -63,7 +63,7 @@ def chat_prompt(
 
 
 def in_chat(state: Template, render: Callable[[str], str], name: str) -> Template:
-    """What a chat template makes of a message with `state` in it: text -> `render(text)` as a template.
+    """Renders a message with `state` in it by a chat template, text -> `render(text)`, as a template.
 
     Args:
       render: a pure function of the state's text. White space at its ends may get lost.
@@ -94,6 +94,6 @@ def in_chat(state: Template, render: Callable[[str], str], name: str) -> Templat
 
 
 def _middle(before: str, text: str, after: str) -> str:
-    """`text` without what it has in common with `before` and `after`."""
+    """Cuts off what `text` has in common with `before` and `after`."""
     text = text[len(before) :] if text.startswith(before) else text
     return text[: len(text) - len(after)] if after and text.endswith(after) else text

@@ -89,7 +89,7 @@ class Template:
         return Template(as_template(prefix).parts + self.parts)
 
     def stripped(self, start: bool, end: bool) -> Template:
-        """The template whose renderings lack white space at these ends, as far as the parts there allow it."""
+        """Strips white space at these ends of all renderings, as far as the parts there allow it."""
         parts = list(self.parts)
         for is_stripped, at, strip in ((start, 0, str.lstrip), (end, -1, str.rstrip)):
             while is_stripped and parts:
@@ -100,7 +100,7 @@ class Template:
         return Template(tuple(parts))
 
     def render(self, fields: Mapping[str, Any]) -> str:
-        """The text for one state.
+        """Renders the text for one state.
 
         Args:
           fields: name -> int, or a sequence of ints for indexed and repeated slots.
@@ -113,12 +113,12 @@ class Template:
         return "".join(_render_part(part, fields) for part in self.parts)
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """Looks at the shapes and types of the fields, which may be abstract. Errors: see `read`."""
+        """Checks the shapes and types of the fields, which may be abstract. Errors: see `read`."""
         for field, _, _, size in self.reads():
             read(fields, field, size)
 
     def reads(self) -> Iterator[tuple[str, int, int, int | None]]:
-        """(field, lowest and highest value, how many values; None: a scalar) of each slot and each list's count."""
+        """Yields (field, lowest, highest value, number of values or None: a scalar) of each slot and list's count."""
         for part in self.parts:
             slots, size = (part,), None
             if isinstance(part, Repeat):
@@ -131,12 +131,14 @@ class Template:
 
 
 def as_template(value: Template | str) -> Template:
-    """A string as a template of one literal; a template as it is."""
+    """Turns a string into a template of one literal; a template stays as it is."""
     return value if isinstance(value, Template) else Template((Literal(value),))
 
 
 def _stripped_part(part: Part, strip: Callable[[str], str]) -> Part | None:
-    """A part without white space at one end; None where nothing is left, and as it is where that takes more than it."""
+    """Strips white space at one end of a part; None where nothing is left, and as it is where more than the part is
+    needed.
+    """
     match part:
         case Literal():
             return Literal(strip(part.text)) if strip(part.text) else None
@@ -152,7 +154,7 @@ def _stripped_part(part: Part, strip: Callable[[str], str]) -> Part | None:
 
 
 def read(fields: Mapping[str, Any], name: str, size: int | None) -> Any:
-    """The field that a slot reads, as an array: one integer if `size` is None, else `size` integers or more.
+    """Reads a slot's field as an array: one integer if `size` is None, else `size` integers or more.
 
     Only its shape and type are looked at, so it may be traced.
 

@@ -91,18 +91,18 @@ class MovePolicy:
         return cls(model, compiled, trie)
 
     def prefix(self, variables: Any) -> KeyValues | None:
-        """Keys and values of the prompt's static part, [layers, P, K, D]."""
+        """Computes keys and values of the prompt's static part, [layers, P, K, D]."""
         return compute_prefix(self.model, variables, self.template.prefix)
 
     def read(self, fields: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """The prompts after the prefix: fields [B, ...] -> (int32 [B, S] left-padded, lengths int32 [B])."""
+        """Compiles the prompts after the prefix: fields [B, ...] -> (int32 [B, S] left-padded, lengths int32 [B])."""
         tokens, lengths = jax.vmap(self.template)(fields)
         return left_pad(tokens, lengths), lengths
 
     def forward(
         self, variables: Any, prefix: KeyValues | None, prompts: jax.Array, lengths: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """(scores [B, A], last hidden state of the prompt [B, H]) of B prompts.
+        """Scores the words after B prompts: (scores [B, A], last hidden state of the prompt [B, H]).
 
         Scores are the words' log-probabilities, up to a constant of the row that no softmax over moves sees.
         """
@@ -126,7 +126,7 @@ class MovePolicy:
         return log_probs @ words.path.T, hidden[:, 0]
 
     def _sees(self, valid: jax.Array) -> jax.Array:
-        """The attention mask of prompt [B, S] and trie: a word's token sees the prompt and its own beginning."""
+        """Builds the attention mask of prompt [B, S] and trie: a word's token sees the prompt and its own beginning."""
         B, S = valid.shape
         M = self.words.tokens.size
         prompt = jnp.tril(jnp.ones((S, S), bool)) & valid[:, None, :]
@@ -135,7 +135,7 @@ class MovePolicy:
         return jnp.concatenate([prompt, jnp.concatenate([words, _each(self.words.sees, B)], axis=2)], axis=1)
 
     def _first_token_logits(self, params: Any, hidden: jax.Array) -> jax.Array:
-        """[B, A] where every word is one token: the words' columns alone, as [B, V] would be large."""
+        """Computes logits [B, A] where every word is one token: the words' columns alone, as [B, V] would be large."""
         columns = self.words.predicted[self.words.path.argmax(axis=1)]
         tied = self.model.config.tie_embeddings
         table = params["embedding"][columns].T if tied else params["lm_head"][:, columns]
@@ -143,10 +143,10 @@ class MovePolicy:
 
 
 def _each(x: np.ndarray, rows: int) -> jax.Array:
-    """The same for every row: [...] -> [rows, ...]."""
+    """Repeats an array for every row: [...] -> [rows, ...]."""
     return jnp.broadcast_to(jnp.asarray(x), (rows, *x.shape))
 
 
 def move_log_probs(scores: jax.Array, legal: jax.Array, temperature: float = 1.0) -> jax.Array:
-    """log softmax(scores / temperature) over the legal moves, about -1e30 elsewhere: float32 [..., A]."""
+    """Computes log softmax(scores / temperature) over the legal moves, about -1e30 elsewhere: float32 [..., A]."""
     return jax.nn.log_softmax(jnp.where(legal, scores / temperature, -1e30), axis=-1)

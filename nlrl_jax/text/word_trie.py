@@ -34,7 +34,7 @@ class WordTrie(NamedTuple):
 
 
 def word_trie(words: Sequence[Sequence[int]]) -> WordTrie:
-    """The trie of words, each a sequence of token ids.
+    """Builds the trie of words, each a sequence of token ids.
 
     Raises:
       ValueError: a word without tokens, or one that another begins with or equals (it would always be likelier).

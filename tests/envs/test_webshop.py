@@ -171,7 +171,7 @@ def test_search_is_lucenes_bm25():
 def test_equals_are_ordered_by_id_as_anserini_does():
     texts, ids = ["red boots", "red boots", "red boots", "red red boots", "blue"], ["B3", "B10", "B2", "B4", "B0"]
     assert search.Index(texts, ids).search("red") == [3, 1, 2, 0]  # ids as texts
-    assert search.Index(texts, ids).search("red", most=2) == [3, 1]
+    assert search.Index(texts, ids).search("red", limit=2) == [3, 1]
     items = [{**ITEMS[0], "asin": asin} for asin in ("B000000009", "B000000001", "B00000000A")]
     products, goals, _ = catalogue.read(items, {}, INSTRUCTIONS, "here")
     shop = Shop(catalogue.Catalogue(products, tuple(goals[0]), ()))
