@@ -94,7 +94,8 @@ class Excerpt(NamedTuple):
     """The timeslots [start, end) of an episode, as a prompt shows them.
 
     observations: float [end - start (+ 1 if `is_final`), D]. actions, rewards: [end - start, ...].
-    is_final: the episode ends there; then the state after it is included. fell: it also terminated, by a fall or a point.
+    is_final: the episode ends there; then the state after it is included.
+    fell: it also terminated, by a fall or a point.
     """
 
     start: int
