@@ -6,52 +6,67 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import pathlib
 import platform
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
 from nlrl_jax import multihost
 from nlrl_jax.run.directory import CONFIG
-from nlrl_jax.run.processes.meeting import differing
 from nlrl_jax.weights import hub
 
-_OURS = ("nlrl_jax", "nlrl_jax.envs", "nlrl_jax.launch")
+_ROOMS = ("nlrl_jax", "nlrl_jax.envs", "nlrl_jax.launch")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 # These may differ: where a process runs, and how it reports errors.
 _PLACES = ("coordinator_address", "num_processes", "process_id", "initialization_timeout", "run_dir")
-_OWN_VARIABLES = ("NLRL_TRACEBACK", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR")
-_OWN_PREFIXES = ("JAX_COORDINATOR", "JAX_LOCAL", "JAX_PROCESS")
-_WHOLE = 1 << 20  # bytes of a file that are read; of a larger file as many, in pieces
-_PIECES = 16
+_FREE_VARIABLES = ("NLRL_TRACEBACK", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR")
+_FREE_PREFIXES = ("JAX_COORDINATOR", "JAX_LOCAL", "JAX_PROCESS")
+_SAMPLES, _SAMPLE = 16, 1 << 16  # a file of more bytes than all samples is read in so many pieces
 _PATIENCE = 5.0  # seconds for a shared disk to show what another process wrote
+_SHOWN = 5  # differences in a message
+_ABSENT = "not given"
 
 
 def at_start() -> dict[str, Any]:
     """The options, environment variables, package versions and code of this process."""
-    options = {
-        f"--{flag.name}": flag.value
-        for place, found in flags.FLAGS.flags_by_module_dict().items()
-        for flag in found
-        if flag.present and not place.startswith("absl") and flag.name not in _PLACES
-    }
-    variables = {
-        f"${name}": value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(("NLRL_", "JAX_", "XLA_FLAGS")) and not name.startswith(_OWN_PREFIXES)
-        if name not in _OWN_VARIABLES
-    }
-    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
-    folders = {name: pathlib.Path(importlib.util.find_spec(name).origin).parent for name in _OURS}
-    code = {f"the code of {name}": fingerprint(folder) for name, folder in folders.items()}
-    script = {"the script": pathlib.Path(sys.argv[0]).stem}
-    return {**script, **options, **variables, "Python": platform.python_version(), **versions, **code}
+    facts: dict[str, Any] = {"the script": pathlib.Path(sys.argv[0]).stem}
+    for module, group in flags.FLAGS.flags_by_module_dict().items():
+        for flag in group:
+            if flag.present and not module.startswith("absl") and flag.name not in _PLACES:
+                facts[f"--{flag.name}"] = flag.value
+    for name, value in sorted(os.environ.items()):
+        is_compared = name.startswith(("NLRL_", "JAX_", "XLA_FLAGS")) and not name.startswith(_FREE_PREFIXES)
+        if is_compared and name not in _FREE_VARIABLES:
+            facts[f"${name}"] = value
+    facts["Python"] = platform.python_version()
+    for package in _PACKAGES:
+        facts[package] = importlib.metadata.version(package)
+    for room in _ROOMS:
+        facts[f"the code of {room}"] = fingerprint(pathlib.Path(importlib.util.find_spec(room).origin).parent)
+    return facts
+
+
+def differing(facts: Sequence[Mapping[str, Any]]) -> str:
+    """How the processes differ: "--seed is 0 in process 0 and 8 in process 1; ...", or "".
+
+    Args:
+      facts: one mapping for each process, in order of their numbers.
+    """
+    differences = []
+    for name in dict.fromkeys(name for row in facts for name in row):
+        values = [json.dumps(row[name]) if name in row else _ABSENT for row in facts]
+        process = next((n for n, value in enumerate(values) if value != values[0]), None)
+        if process is not None:
+            differences.append(f"{name} is {values[0]} in process 0 and {values[process]} in process {process}")
+    rest = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    return "; ".join(differences[:_SHOWN]) + rest
 
 
 def check(config: Mapping[str, Any], run_dir: pathlib.Path) -> None:
@@ -63,16 +78,24 @@ def check(config: Mapping[str, Any], run_dir: pathlib.Path) -> None:
     """
     if not multihost.several():
         return
-    named = {f"what lies at --{name} {value}": fingerprint(path) for name, value, path in _paths(config)}
-    config = {f"--{name}": value for name, value in config.items() if name not in _PLACES}
-    found = differing([dict(one) for one in multihost.every({**config, **named})])
-    modules = multihost.every(_own_modules())
-    common = set(modules[0]).intersection(*modules[1:])  # some modules are needed by one process alone
-    found = found or differing([{f"the code of {name}": one[name] for name in sorted(common)} for one in modules])
-    if found:
-        raise ValueError(f"the processes of a run must be alike, but {found}. Give all of them the same")
-    stamps = multihost.every(_stamp(run_dir) if multihost.first() else "")
-    seen = multihost.every(_sees(run_dir, stamps[0]))
+    options = {name: value for name, value in config.items() if name not in _PLACES}
+    facts = {f"--{name}": value for name, value in options.items()}
+    for name, value in options.items():
+        if path := _path(name, value, config.get("revision", "")):
+            facts[f"what lies at --{name} {value}"] = fingerprint(path)
+    modules = multihost.every(_user_modules())
+    common = sorted(set(modules[0]).intersection(*modules[1:]))  # some modules are needed by one process alone
+    rows = [
+        {**row, **{f"the code of {name}": hashes[name] for name in common}}
+        for row, hashes in zip(multihost.every(facts), modules, strict=True)
+    ]
+    if difference := differing(rows):
+        raise ValueError(f"the processes of a run must be alike, but {difference}. Give all of them the same")
+    stamp = multihost.every(_stamp(run_dir) if multihost.first() else "")[0]
+    deadline = time.monotonic() + _PATIENCE
+    while _stamp(run_dir) != stamp and time.monotonic() < deadline:
+        time.sleep(0.2)
+    seen = multihost.every(_stamp(run_dir) == stamp)
     if not all(seen):
         raise ValueError(
             f"process {seen.index(False)} does not see the run's folder {run_dir} of process 0; all processes need the "
@@ -85,50 +108,47 @@ def fingerprint(path: pathlib.Path) -> str:
     it covers the size and pieces spread over the content."""
     files = [path]
     if path.is_dir():
-        names = [one.relative_to(path) for one in path.rglob("*")]
-        kept = [one for one in names if not any(part.startswith((".", "__pycache__")) for part in one.parts)]
-        files = [path / one for one in sorted(kept) if (path / one).is_file()]
-    total = hashlib.sha256()
+        files = [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(path))]
+    digest = hashlib.sha256()
     for file in files:
-        total.update(f"{file.relative_to(path)}\0".encode())
-        _add(total, file)
-    return total.hexdigest()[:12]
+        size = file.stat().st_size
+        digest.update(f"{file.relative_to(path)}\0{size}\0".encode())
+        with file.open("rb") as content:
+            if size <= _SAMPLES * _SAMPLE:
+                digest.update(content.read())
+                continue
+            for n in range(_SAMPLES):  # the first at the beginning, the last at the end
+                content.seek((size - _SAMPLE) * n // (_SAMPLES - 1))
+                digest.update(content.read(_SAMPLE))
+    return digest.hexdigest()[:12]
 
 
-def _add(total: Any, file: pathlib.Path) -> None:
-    with file.open("rb") as content:
-        size = content.seek(0, os.SEEK_END)
-        total.update(f"{size}\0".encode())
-        pieces = 1 if size <= _WHOLE else _PIECES
-        length = min(size, _WHOLE) // pieces
-        for n in range(pieces):
-            content.seek((size - length) * n // max(pieces - 1, 1))
-            total.update(content.read(length))
+def _is_hidden(path: pathlib.Path) -> bool:
+    return any(part.startswith((".", "__pycache__")) for part in path.parts)
 
 
-def _paths(config: Mapping[str, Any]) -> list[tuple[str, str, pathlib.Path]]:
-    """(option, value, path) of the options that name a file, a folder or a model of the Hub."""
-    found = []
-    for name, value in config.items():
-        if name in _PLACES or not isinstance(value, str) or not value:
-            continue
-        path = pathlib.Path(os.path.expanduser(value))
-        if name == "model" and hub.is_id(value) and not path.exists():
-            path = hub.snapshot(value, config.get("revision", ""))  # already loaded: nothing is downloaded
-        if path.exists():
-            found.append((name, value, path))
-    return found
+def _path(name: str, value: Any, revision: str) -> pathlib.Path | None:
+    """The file or folder that an option names, a model of the Hub included; None where it names none."""
+    if not isinstance(value, str) or not value:
+        return None
+    path = pathlib.Path(os.path.expanduser(value))
+    if name == "model" and hub.is_id(value) and not path.exists():
+        path = hub.snapshot(value, revision)  # already loaded: nothing is downloaded
+    return path if path.exists() else None
 
 
-def _own_modules() -> dict[str, str]:
+def _user_modules() -> dict[str, str]:
     """Imported modules that belong to no installed package, such as the user's own game: name -> hash."""
     paths = sysconfig.get_paths()
     installed = tuple({paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-    own = {name: file for name, file in files.items() if file and file.endswith(".py") and name != "__main__"}
-    kept = {name: file for name, file in own.items() if not os.path.abspath(file).startswith(installed)}
-    ours = lambda name: name.split(".")[0] in _OURS
-    return {name: fingerprint(pathlib.Path(file)) for name, file in kept.items() if not ours(name)}
+    hashes = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if name == "__main__" or name.split(".")[0] == "nlrl_jax" or not file.endswith(".py"):
+            continue
+        if not os.path.abspath(file).startswith(installed):
+            hashes[name] = fingerprint(pathlib.Path(file))
+    return hashes
 
 
 def _stamp(run_dir: pathlib.Path) -> str:
@@ -137,10 +157,3 @@ def _stamp(run_dir: pathlib.Path) -> str:
         return f"{(run_dir / CONFIG).stat().st_mtime_ns} {fingerprint(run_dir / CONFIG)}"
     except OSError:
         return ""
-
-
-def _sees(run_dir: pathlib.Path, stamp: str) -> bool:
-    deadline = time.monotonic() + _PATIENCE
-    while (same := _stamp(run_dir) == stamp) is False and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return same

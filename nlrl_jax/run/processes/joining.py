@@ -1,7 +1,7 @@
 """Several processes, on one machine or many, that train one model together: how they start, agree and write.
 
     nlrl-jax train_ms_grpo --mesh 2,4,1 --coordinator_address host0:29500 --num_processes 2 --process_id 0 ...
-    srun nlrl-jax train_ms_grpo --mesh 2,4,1 ...            # found by itself, as with Open MPI
+    srun nlrl-jax train_ms_grpo --mesh 2,4,1 ...            # recognised, as is Open MPI
 
 All run the same script with the same arguments, versions and files (which is checked), and see the same --run_dir. Only
 the first writes files and prints. Option names and cluster detection are those of `jax.distributed.initialize`. If one
@@ -11,10 +11,9 @@ process ends before its work is done, all end and give the reason.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
+import socket
 import sys
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,12 +23,12 @@ import jax
 from absl import flags
 
 from nlrl_jax import multihost
-from nlrl_jax.run.processes.meeting import Meeting, local_port, meet, parse_address
+from nlrl_jax.run.processes.alike import differing
+from nlrl_jax.run.processes.peers import Peers, join
 
 # The number of processes, as srun and mpirun set it.
 _CLUSTERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-_GRACE = 2.0  # seconds for a process to end by itself after another has ended
-_meeting: Meeting | None = None  # None in a single process
+_peers: Peers | None = None  # None in a single process
 
 
 def define_flags() -> None:
@@ -55,32 +54,43 @@ def start(
       facts: returns what must be equal in all, as JSON.
 
     Raises:
-      ValueError: arguments are missing or out of bounds; what `meeting.meet` raises; or the processes have different
-        numbers of devices.
+      ValueError: arguments are missing or out of bounds; no connection; too few processes, or two with one number; or
+        the processes have different facts or numbers of devices.
     """
-    global _meeting
-    found = found_by_cluster(coordinator_address, num_processes, process_id)
-    if found is None:
+    global _peers
+    cluster = find_cluster(coordinator_address, num_processes, process_id)
+    if cluster is None:
         return
-    address, number, me = found
-    meeting = meet(address, number, me, facts(), patience)
-    meeting.watch(_lost)
+    address, count, process = cluster
+    check_address(address, process)
     if jax.config.jax_platforms == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    to_first = address if me == 0 else f"127.0.0.1:{local_port(*parse_address(address))}"
-    _meeting = meeting
-    jax.distributed.initialize(to_first, number, me)
-    atexit.register(meeting.tell_end)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take our signals
+    try:
+        _peers = join(address, count, process, patience)
+    except RuntimeError:  # without a text that says why
+        print(
+            f"error: process {process} could not join the {count} processes of this run at {address} within "
+            f"{patience:g} s{_why_unreachable(address)}; start all of them with the same --coordinator_address and "
+            f"--num_processes, each with its own --process_id from 0 to {count - 1} (--initialization_timeout waits "
+            "longer)",
+            file=sys.stderr,
+        )
+        os._exit(1)  # an ordinary exit would wait for the others
+    if difference := differing(_peers.exchange(facts(), patience)):
+        raise ValueError(f"the processes of a run must be started alike, but {difference}. Give all of them the same")
+    atexit.register(_peers.leave)
     if not multihost.first():
         sys.stdout = open(os.devnull, "w")
     devices = Counter(device.process_index for device in jax.devices())
-    if other := next((n for n in devices if devices[n] != devices[0]), 0):
+    unequal = next((number for number in devices if devices[number] != devices[0]), 0)
+    if unequal:
         raise ValueError(
-            f"process 0 has {devices[0]} devices and process {other} has {devices[other]}; give all the same number"
+            f"process 0 has {devices[0]} devices and process {unequal} has {devices[unequal]}; give all the same number"
         )
 
 
-def found_by_cluster(coordinator_address: str, num_processes: int, process_id: int) -> tuple[str, int, int] | None:
+def find_cluster(coordinator_address: str, num_processes: int, process_id: int) -> tuple[str, int, int] | None:
     """(address of process 0, number of processes, number of this one) from the arguments, srun or mpirun; None for a
     single process. Errors: see `start`."""
     options = (bool(coordinator_address), num_processes > 0, process_id >= 0)
@@ -97,13 +107,41 @@ def found_by_cluster(coordinator_address: str, num_processes: int, process_id: i
         return None
     from jax._src.clusters import ClusterEnv  # there is no public function for what JAX detects
 
-    address, number, me, _ = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, [], None, None)
+    address, count, process, _ = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, [], None, None)
     if address is None:
         raise ValueError(
             "srun or mpirun started several processes, but JAX cannot find the first; give each "
             "--coordinator_address HOST:PORT, --num_processes N and --process_id 0 to N - 1"
         )
-    return address, number, me
+    return address, count, process
+
+
+def check_address(address: str, process: int) -> None:
+    """Checks an address, and that process 0 can listen there.
+
+    Raises:
+      ValueError: it is not HOST:PORT, or the port is in use.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host) != host.startswith("["):
+        raise ValueError(f"--coordinator_address is {address!r}; it must be HOST:PORT, such as host0:29500")
+    if process > 0:
+        return
+    try:  # JAX would share the port with another run
+        socket.create_server(("", int(port))).close()
+    except OSError as error:
+        raise ValueError(
+            f"process 0 cannot listen at port {port} ({os.strerror(error.errno)}); choose another --coordinator_address"
+        ) from None
+
+
+def _why_unreachable(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except (OSError, UnicodeError) as error:
+        return f" ({getattr(error, 'strerror', None) or error})"
+    return ""
 
 
 def together(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
@@ -112,35 +150,21 @@ def together(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
     def run(argv: list[str]) -> Any:
         try:
             return main(argv)
-        except SystemExit as end:
-            if _meeting is None or not end.code:
-                raise
-            _end(end.code if isinstance(end.code, str) else {130: "interrupted"}.get(end.code, "error"), end.code)
         except BaseException as error:
-            if _meeting is None:
+            if _peers is None or isinstance(error, SystemExit) and not error.code:
                 raise
-            of_jax = isinstance(error, jax.errors.JaxRuntimeError)  # perhaps because another process ended
-            _meeting.ended.wait(_GRACE if of_jax else 0)
-            if os.environ.get("NLRL_TRACEBACK") or not (of_jax or _meeting.reason):
+            status = error.code if isinstance(error, SystemExit) else f"error: {_sentence(error)}"
+            # A collective fails where another process has ended.
+            if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
+                if verdict := _peers.verdict():
+                    _peers.exit(f"error: {verdict}")
+            elif not isinstance(error, SystemExit) or os.environ.get("NLRL_TRACEBACK"):
                 traceback.print_exc()
-            reason = _meeting.reason or f"{type(error).__name__}: {error}".partition("\n")[0][:500]
-            _end(reason, f"error: {reason}")
+            reason = {130: "interrupted"}.get(status, "error") if isinstance(status, int) else status
+            _peers.exit(status, reason.removeprefix("error: "))
 
     return run
 
 
-def _end(reason: str, status: str | int) -> None:
-    """Tells the others the reason and ends this process at once; an ordinary exit would wait for them."""
-    if isinstance(status, str):
-        print(status, file=sys.stderr)
-    _meeting.tell_end(reason.removeprefix("error: ")[:1000])
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else 1)
-
-
-def _lost() -> None:
-    """Ends this process after another has ended, unless it ends by itself first."""
-    time.sleep(_GRACE)
-    _end(_meeting.reason, f"error: {_meeting.reason}")
+def _sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:500]

@@ -10,7 +10,7 @@ from absl import flags
 from nlrl_jax import multihost
 from nlrl_jax.run.directory import open_run
 from nlrl_jax.run.processes import alike
-from nlrl_jax.run.processes.meeting import differing
+from nlrl_jax.run.processes.alike import differing
 
 
 def two(monkeypatch, change):
@@ -53,8 +53,8 @@ def test_another_game_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     import a_game_of_mine  # noqa: F401
 
-    assert "a_game_of_mine" in alike._own_modules() and "jax" not in alike._own_modules()
-    assert not any(name.startswith("nlrl_jax") for name in alike._own_modules())
+    assert "a_game_of_mine" in alike._user_modules() and "jax" not in alike._user_modules()
+    assert not any(name.startswith("nlrl_jax") for name in alike._user_modules())
     two(monkeypatch, lambda value: {**value, "a_game_of_mine": "other"} if "a_game_of_mine" in value else value)
     with pytest.raises(ValueError, match="the code of a_game_of_mine is"):
         alike.check({}, tmp_path)
@@ -71,8 +71,7 @@ def test_another_folder(tmp_path, monkeypatch):
     copy.mkdir()
     (copy / "config.json").write_bytes((run_dir / "config.json").read_bytes())
     os.utime(copy / "config.json", ns=(1, 1))
-    assert not alike._sees(copy, alike._stamp(run_dir)) and not alike._sees(tmp_path, alike._stamp(run_dir))
-    assert alike._sees(run_dir, alike._stamp(run_dir))
+    assert alike._stamp(run_dir) not in (alike._stamp(copy), alike._stamp(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -118,3 +117,11 @@ def test_options_that_are_given_count(monkeypatch):
     values(["script", "--seed=8", "--run_dir=here"])
     monkeypatch.setattr(flags, "FLAGS", values)
     assert {name: value for name, value in alike.at_start().items() if name.startswith("--")} == {"--seed": 8}
+
+
+def test_differences_are_told_with_their_values():
+    facts = [{"a": 1, "b": [1], "c": float("nan")}, {"a": 1, "b": [2], "c": float("nan"), "d": "x"}]
+    sentence = 'b is [1] in process 0 and [2] in process 1; d is not given in process 0 and "x" in process 1'
+    assert differing(facts) == sentence
+    assert differing(facts[:1] * 3) == ""
+    assert differing([{str(n): 0 for n in range(9)}, {}]).endswith("; and 4 more")

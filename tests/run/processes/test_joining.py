@@ -1,5 +1,7 @@
 """How a process of several ends: at once, with its reason, which the others hear. No process ends here."""
 
+import socket
+
 import jax
 import pytest
 
@@ -10,33 +12,28 @@ class Ended(BaseException):
     pass
 
 
-class Meeting:
-    """What the others hear."""
+class Peers:
+    """Another process has ended for this reason, or none has."""
 
     def __init__(self, reason=""):
-        self.reason, self.told, self.ended = reason, [], self
+        self.reason = reason
 
-    def wait(self, seconds):
-        self.waited = seconds
+    def verdict(self):
+        return self.reason
 
-    def tell_end(self, reason=""):
-        self.told.append(reason)
+    def exit(self, status, reason=""):
+        raise Ended(status, reason)
 
 
 @pytest.fixture
 def end(monkeypatch, capsys):
-    """Runs `main` as one of several processes: (status, what it says, what the others hear)."""
-
-    def leave(status):
-        raise Ended(status)
+    """Runs `main` as one of several processes: (status, what the others hear, the trace of a fault)."""
 
     def run(main, reason=""):
-        meeting = Meeting(reason)
-        monkeypatch.setattr(joining, "_meeting", meeting)
-        monkeypatch.setattr(joining.os, "_exit", leave)
+        monkeypatch.setattr(joining, "_peers", Peers(reason))
         with pytest.raises(Ended) as ended:
             joining.together(main)([])
-        return ended.value.args[0], capsys.readouterr().err, meeting.told
+        return *ended.value.args, capsys.readouterr().err
 
     return run
 
@@ -50,42 +47,58 @@ def fails(error):
 
 LOST = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: connection reset by peer\nand a trace")
 DIED = "process 0 of this run died; start all again with --resume"
+GLOO = "JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: connection reset by peer"
 
 
 @pytest.mark.parametrize(
-    "error, reason, status, said, told",
+    "error, reason, status, told",
     [
-        (SystemExit("error: the disk is full"), "", 1, "error: the disk is full\n", "the disk is full"),
-        (SystemExit("error: mine"), DIED, 1, "error: mine\n", "mine"),
-        (SystemExit(130), "", 130, "", "interrupted"),
-        (LOST, DIED, 1, f"error: {DIED}\n", DIED),
-        (LOST, "", 1, "error: JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: connection reset by peer\n", None),
-        (RuntimeError("barrier"), DIED, 1, f"error: {DIED}\n", DIED),
+        (SystemExit("error: the disk is full"), "", "error: the disk is full", "the disk is full"),
+        (SystemExit("error: mine"), DIED, "error: mine", "mine"),
+        (SystemExit(130), "", 130, "interrupted"),
+        (LOST, DIED, f"error: {DIED}", ""),
+        (SystemExit("error: UNKNOWN: Gloo AllGather failed"), DIED, f"error: {DIED}", ""),
+        (LOST, "", f"error: {GLOO}", GLOO),
     ],
 )
-def test_a_failure_ends_the_process_and_the_others_hear_why(end, monkeypatch, error, reason, status, said, told):
+def test_a_failure_ends_the_process_and_the_others_hear_why(end, monkeypatch, error, reason, status, told):
     monkeypatch.delenv("NLRL_TRACEBACK", raising=False)
-    found = end(fails(error), reason)
-    assert found[:2] == (status, said) and found[2] == [told or said.removeprefix("error: ").strip()]
+    assert end(fails(error), reason) == (status, told, "")
 
 
 def test_a_fault_of_ours_shows_its_trace(end):
-    status, said, told = end(fails(TypeError("a fault")))
-    assert status == 1 and "Traceback" in said and told == ["TypeError: a fault"]
+    status, told, trace = end(fails(TypeError("a fault")))
+    assert status == f"error: {told}" == "error: TypeError: a fault" and "Traceback" in trace
 
 
 @pytest.mark.parametrize("status", [None, 0])
 def test_an_end_that_is_no_failure_is_left_alone(monkeypatch, status):
-    monkeypatch.setattr(joining, "_meeting", Meeting())
+    monkeypatch.setattr(joining, "_peers", Peers())
     with pytest.raises(SystemExit):
         joining.together(fails(SystemExit(status)))([])
     assert joining.together(lambda argv: len(argv))(["x"]) == 1
 
 
-def test_a_process_alone_fails_as_it_does(monkeypatch):
+def test_a_process_alone_fails_as_it_does():
     for error in (SystemExit("error: x"), LOST, TypeError("x")):
         with pytest.raises(type(error)):
             joining.together(fails(error))([])
+
+
+@pytest.mark.parametrize(
+    "address", ["host0", "host0:", ":29500", "host0:x", "host0:0", "host0:65536", "::1:29500", "http://host0:1", "h:-1"]
+)
+def test_an_address_that_is_none(address):
+    with pytest.raises(ValueError, match="it must be HOST:PORT, such as host0:29500"):
+        joining.check_address(address, 1)
+
+
+def test_a_port_in_use():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ValueError, match=f"cannot listen at port {port} .*in use.*; choose another"):
+            joining.check_address(f"127.0.0.1:{port}", 0)
+    joining.check_address(f"[::1]:{port}", 0)
 
 
 SLURM = {
@@ -95,11 +108,11 @@ SLURM = {
 
 
 def test_srun_is_recognised(monkeypatch):
-    assert joining.found_by_cluster("", 0, -1) is None
+    assert joining.find_cluster("", 0, -1) is None
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
-    assert joining.found_by_cluster("", 0, -1) == ("node07:61441", 2, 1)
-    assert joining.found_by_cluster("host0:29500", 4, 3) == ("host0:29500", 4, 3)
+    assert joining.find_cluster("", 0, -1) == ("node07:61441", 2, 1)
+    assert joining.find_cluster("host0:29500", 4, 3) == ("host0:29500", 4, 3)
     monkeypatch.delenv("SLURM_PROCID")
     with pytest.raises(ValueError, match="JAX cannot find the first; give each --coordinator_address"):
-        joining.found_by_cluster("", 0, -1)
+        joining.find_cluster("", 0, -1)
