@@ -5,10 +5,9 @@
     request.answered()
 
 A refusal comes in many forms: a status that names the field, a status 500, an error in the body of a 200, a connection
-that is closed. A refusal that names a field costs one attempt; any other failure that may pass is met by the same
-request once more, before a field is blamed. Where none is named, a field is suspect until a request that has it is
-answered: first `n` is left out, then everything suspect at once; where that is answered, later requests bring the
-suspects back one by one. So an outage ends after as many attempts as ever, and a field that has worked is not blamed.
+that is closed. A field that a refusal names is left out at once. Any other failure that may pass is met by the same
+request once more; then `n` is left out, and then every optional field that has not been in an answered request. What
+was left out of the request that is answered stays out for the run, which is said once.
 
 Messages that the model's chat template refuses are folded (`backends.chat_roles`), and what does not fit the server's
 context (`backends.context_limits`) is an error at once.
@@ -47,7 +46,7 @@ RENAMED = {"max_tokens": "max_completion_tokens"}
 DOUBTFUL = {"n", *NO_LIMIT, *CONTINUE}  # that many servers do not support
 _CONTENT = {"model", "messages", "prompt"}
 _LISTED = {"echo", "logprobs", "top_logprobs"}  # which --extra cannot leave out
-PATIENCE = 3  # attempts at a request that fails without a reason, before suspects are left out
+PATIENCE = 3  # attempts at a request that fails without a reason, before its optional fields are left out
 # Statuses that are about the key, the address or the moment.
 _OTHER = (401, 402, 403, 404, 407, 408, 409, 413, 425, 429, 502, 504)  # and a gateway's, from 520 on
 _MOST = re.compile(r"(?:<=|at most|than or equal to|maximum(?: value)?(?: of| is)?|up to|between 1 and)\D{0,3}(\d+)")
@@ -70,96 +69,95 @@ class KnownFields:
     """What a server's answers have shown; any number of threads may share it.
 
     Attributes:
-      refused, accepted: names of fields. suspects: those of which one or more are refused.
-      most: the greatest `n` that was answered. choices: the greatest that the server takes; 0 if unknown.
+      refused, accepted: names of fields.
+      answered_choices: the greatest `n` that was answered. choices: the greatest that the server takes; 0 if unknown.
       folded: what of the messages' roles it does not take. no_top_k: the value that is no limit.
     """
 
     def __init__(self):
         self.refused: set[str] = set()
         self.accepted: set[str] = set()
-        self.suspects: list[str] = []
-        self.most, self.choices = 1, 0
+        self.answered_choices, self.choices = 1, 0
         self.folded: set[str] = set()
         self.no_top_k = NO_LIMIT["top_k"]
         self.lock = threading.RLock()
 
-    def allowed(self, body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-        """The body without refused fields, and with one of the suspects; `own` are the user's and stay."""
+    def allowed(self, body: Mapping[str, Any], fixed: Collection[str]) -> dict[str, Any]:
+        """The body as the server takes it; `fixed` are the user's fields, which stay."""
         with self.lock:
-            suspects = [name for name in self.suspects if name in body]
-            out = self.refused.union(name for name in suspects if name not in _group(suspects[0]))
-            body = without(body, out.intersection([*_optional(body), *RENAMED]).difference(own))
+            body = without(body, self.refused.intersection([*_optional(body), *RENAMED]).difference(fixed))
             if self.folded and "messages" in body:
                 body["messages"] = chat_roles.folded(body["messages"], self.folded)
             if "n" in body and self.choices:
                 body["n"] = min(body["n"], self.choices)
-            if "top_k" not in own and body.get("top_k") == NO_LIMIT["top_k"]:
+            if "top_k" not in fixed and body.get("top_k") == NO_LIMIT["top_k"]:
                 body["top_k"] = self.no_top_k
         return body
 
-    def doubts(self, body: Mapping[str, Any], own: Collection[str]) -> list[str]:
+    def doubts(self, body: Mapping[str, Any], fixed: Collection[str]) -> list[str]:
         """The optional fields of a body that have not been in an answered request."""
-        known = self.accepted - ({"n"} if body.get("n", 1) > self.most else set())
-        return [name for name in _optional(body) if name not in known and name not in own]
+        accepted = self.accepted - ({"n"} if body.get("n", 1) > self.answered_choices else set())
+        return [name for name in _optional(body) if name not in accepted and name not in fixed]
 
     def accept(self, body: Mapping[str, Any]) -> None:
         with self.lock:
             self.accepted.update(_optional(body))
-            self.most = max(self.most, body.get("n", 1))
-            self.suspects = [name for name in self.suspects if name not in self.accepted]
+            self.answered_choices = max(self.answered_choices, body.get("n", 1))
 
     def limit_choices(self, choices: int, server: str) -> None:
         """Requests at most so many at once from now on."""
         with self.lock:
-            new, self.choices = choices != self.choices, choices
-        if new:
+            is_new, self.choices = choices != self.choices, choices
+        if is_new:
             _log.warning("%s does not take n above %d, replies are requested so many at a time", server, choices)
 
     def fold(self, messages: Sequence[dict[str, str]], error: str, server: str) -> list[dict[str, str]] | None:
         """The messages as an error wants them, from now on; None where it is about something else, or nothing helps."""
-        kinds = chat_roles.refused(error)
-        for more in (kinds, [chat_roles.SYSTEM]) if kinds else ():
+        refused = chat_roles.refused(error)
+        for kinds in (refused, [chat_roles.SYSTEM]) if refused else ():
             with self.lock:
-                self.folded.update(more)
+                self.folded.update(kinds)
             changed = chat_roles.folded(messages, self.folded)
             if changed != list(messages):
-                said = "its system text" if chat_roles.SYSTEM in self.folded else "a neighbour's text"
-                _log.warning("%s does not take %s: %s goes into the user's message", server, " and ".join(more), said)
+                text = "its system text" if chat_roles.SYSTEM in self.folded else "a neighbour's text"
+                _log.warning("%s does not take %s: %s goes into the user's message", server, " and ".join(kinds), text)
                 return changed
         return None
 
-    def refuse(self, names: Collection[str], server: str) -> None:
-        """Leaves fields out from now on, and says so once."""
-        if "n" in names and self.most > 1:
-            self.limit_choices(self.most, server)
+    def refuse(self, names: Collection[str], server: str, is_guess: bool = False) -> None:
+        """Leaves fields out from now on, and says so once; a guess are those of which one or more is refused."""
+        if "n" in names and self.answered_choices > 1:
+            self.limit_choices(self.answered_choices, server)
             names = [name for name in names if name != "n"]
         with self.lock:
-            new = [name for name in names if name not in self.refused]
-            self.refused.update(new)
-            self.suspects = [name for name in self.suspects if name not in self.refused]
-        for group in dict.fromkeys(map(_group, new)):
-            then = f"sent as {RENAMED[group[0]]}" if group[0] in RENAMED else f"left out: {OPTIONAL[group[0]]}"
-            _log.warning("%s does not take %s, %s", server, " and ".join(group), then)
+            added = [name for name in names if name not in self.refused]
+            self.refused.update(added)
+        groups = list(dict.fromkeys(map(_group, added)))
+        if is_guess and len(groups) > 1:
+            fields = "; ".join(f"{' and '.join(group)} ({OPTIONAL[group[0]]})" for group in groups)
+            _log.warning("%s refuses a field and does not say which; left out are %s", server, fields)
+            return
+        for group in groups:
+            change = f"sent as {RENAMED[group[0]]}" if group[0] in RENAMED else f"left out: {OPTIONAL[group[0]]}"
+            _log.warning("%s does not take %s, %s", server, " and ".join(group), change)
 
 
 class Request:
     """One request on its way.
 
     Args:
-      whole: all its fields. own: names of those that the user sets, which are never left out.
+      whole: all its fields. fixed: names of those that the user sets, which are never left out.
 
     Attributes:
       body: what is to be sent, or has been sent last.
     """
 
-    def __init__(self, known: KnownFields, whole: Mapping[str, Any], own: Collection[str], server: str):
-        self.known, self.own, self.server = known, own, server
-        self.body = self._whole = known.allowed(whole, own)
-        self._out: list[str] = []  # left out of the last body on suspicion
-        self._full: dict[str, Any] | None = None  # the body before all suspects were left out
-        self._cleared = self._unsure = False  # it failed without all suspects; without some
-        self._failed = False  # the last body, once
+    def __init__(self, known: KnownFields, whole: Mapping[str, Any], fixed: Collection[str], server: str):
+        self.known, self.fixed, self.server = known, fixed, server
+        self.body = known.allowed(whole, fixed)
+        self._tried: list[str] = []  # fields that are left out without having been named
+        self._before_bare: dict[str, Any] | None = None
+        self._is_unsure = self._is_repeated = False  # about what was left out; whether the last body has failed twice
 
     def revise(self, failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
         """The body to send after a failure; None if there is no other one.
@@ -170,71 +168,67 @@ class Request:
         """
         if not _is_about_fields(failure):
             return None
+        # 1. What stands in the messages: their length, their roles.
         marked = marked_fields(failure.body)
         if not set(marked) - {*_CONTENT, *RENAMED, *RENAMED.values()}:
             if advice := context_limits.advice(failure.body, self.body):
                 failure.is_final, failure.advice = True, advice
                 return None
             if messages := self.known.fold(self.body.get("messages", ()), failure.body, self.server):
-                return self._send({**self.body, "messages": messages}, self._out)
-        named = [name for name in named_fields(failure.body, self.body) if self._blames(failure, name)]
-        sure = failure.is_final or marked or named and _REFUSAL.search(failure.body)
-        if not sure and not self._failed and left > 0:
-            self._failed = True  # it may pass: the same once more
+                return self._send({**self.body, "messages": messages})
+        # 2. A failure that may pass: the same once more. A field that has worked may stand in the text of an outage.
+        named = named_fields(failure.body, self.body)
+        named = [name for name in named if failure.is_final or name not in self.known.accepted]
+        is_refusal = failure.is_final or marked or named and _REFUSAL.search(failure.body)
+        if not is_refusal and not self._is_repeated and left > 0:
+            self._is_repeated = True
             return None
-        doubts = self.known.doubts(self.body, self.own)
-        if other := self._other_value(failure, named, doubts):
-            return self._send({**self.body, **other}, [])
-        optional = [name for name in (*_optional(self.body), *RENAMED) if name not in self.own]
-        here = {other for name in named if name in optional for other in _group(name) if other in self.body}
-        if here:
-            self.known.refuse(sorted(here), self.server)
-            return self._send(without(self.body, here), [])
+        # 3. A named field: another value, or without it, or an error that says what to do.
+        if values := self._other_value(failure, named):
+            return self._send({**self.body, **values})
+        optional = [name for name in (*_optional(self.body), *RENAMED) if name not in self.fixed]
+        refused = {member for name in named if name in optional for member in _group(name) if member in self.body}
+        if refused:
+            self.known.refuse(sorted(refused), self.server)
+            return self._send(without(self.body, refused))
         roles = "" if set(named) - _CONTENT else self._roles(failure)
         if named or roles:
             failure.is_final, failure.advice = True, roles or self._advice(named) or failure.advice
-        if named or roles or self._cleared:
             return None
-        if left <= 0 and not failure.is_final:
-            self._unsure = True
-            if "n" not in doubts:
-                return None
-        probing = bool(doubts) and set(doubts) <= {*_group(doubts[0])} & {*self.known.suspects}
+        # 4. No named field: without `n`, then bare, then as before, as it is not the fields.
+        doubts = self.known.doubts(self.body, self.fixed)
+        self._is_unsure |= left <= 0 and not failure.is_final
         if "n" in doubts:
-            return self._send(without(self.body, ["n"]), ["n"])
-        if doubts and (failure.is_final or probing or attempt + 1 >= PATIENCE or left == 1):
-            self._full = self.body
-            return self._send(without(self.body, doubts), [*self._out, *doubts])
-        if not doubts and self._full is not None and not failure.is_final:  # it is not the fields
-            self._cleared = True
-            return self._send(self._full, [])
-        self._unsure = True
+            return self._try_without(["n"])
+        if self._is_unsure:
+            return None
+        if doubts and (failure.is_final or attempt + 1 >= PATIENCE or left == 1):
+            self._before_bare = self.body
+            return self._try_without(doubts)
+        if self._before_bare is not None and not failure.is_final:
+            whole, self._before_bare = self._before_bare, None
+            self._tried, self._is_unsure = [], True
+            return self._send(whole)
         return None
 
     def answered(self) -> None:
         """Learns from an answer to the last body."""
         self.known.accept(self.body)
-        doubts = self.known.doubts(self._whole, self.own)
-        out = [name for name in self._out if name in doubts]
-        if len({_group(name) for name in out}) == 1 and not self._unsure:
-            self.known.refuse(out, self.server)
-        elif out:
-            with self.known.lock:
-                self.known.suspects = out
+        refused = [name for name in self._tried if name == "n" or name not in self.known.accepted]
+        if refused and not self._is_unsure:
+            self.known.refuse(refused, self.server, is_guess=True)
 
-    def _blames(self, failure: Failure, name: str) -> bool:
-        """Whether a failure that names a field is about it: one that has worked may stand in the text of an outage."""
-        return failure.is_final or name not in self.known.accepted
-
-    def _other_value(self, failure: Failure, named: Collection[str], doubts: Collection[str]) -> dict[str, Any] | None:
+    def _other_value(self, failure: Failure, named: Collection[str]) -> dict[str, Any] | None:
         """A value that the error gives for a field: fewer choices, or another name of no limit."""
-        text, number = failure.body, self.body.get("n", 1)
-        if "n" in doubts and ("n" in named or re.search(r"\bn\b|n_cmpl|choices", text)):
-            choices = max((int(most) for most in _MOST.findall(text) if 1 < int(most) < number), default=0)
-            if choices:
-                self.known.limit_choices(choices, self.server)
-                return {"n": choices}
-        if "top_k" in named and "top_k" not in self.own and self.body.get("top_k") == 0 and "-1" in text:
+        text, choices = failure.body, self.body.get("n", 1)
+        if "n" in self.known.doubts(self.body, self.fixed) and (
+            "n" in named or re.search(r"\bn\b|n_cmpl|choices", text)
+        ):
+            limit = max((int(number) for number in _MOST.findall(text) if 1 < int(number) < choices), default=0)
+            if limit:
+                self.known.limit_choices(limit, self.server)
+                return {"n": limit}
+        if "top_k" in named and "top_k" not in self.fixed and self.body.get("top_k") == 0 and "-1" in text:
             self.known.no_top_k = -1  # SGLang
             return {"top_k": -1}
         return None
@@ -243,10 +237,9 @@ class Request:
         """What helps where the server takes no chat like this one; "" where the failure is about something else."""
         roles = [message["role"] for message in self.body.get("messages", ())]
         if roles[-1:] == ["assistant"] and chat_roles.refuses_prefill(failure.body):
-            thinks = "enable_thinking" in failure.body  # llama.cpp of early 2026
-            off = (
-                ", or leave thoughts out: --extra 'chat_template_kwargs={\"enable_thinking\": false}'" if thinks else ""
-            )
+            off = ""
+            if "enable_thinking" in failure.body:  # llama.cpp of early 2026
+                off = ", or leave thoughts out: --extra 'chat_template_kwargs={\"enable_thinking\": false}'"
             return f"The server does not continue an assistant message. {_TOKENIZER}{off}"
         if roles and chat_roles.refused(failure.body):
             return f"The model's chat template refuses messages of {', '.join(roles)}: serve it with another template"
@@ -255,9 +248,9 @@ class Request:
     def _advice(self, named: Collection[str]) -> str:
         if set(named) <= CONTINUE.keys():
             return f"The server does not continue an assistant message. {_TOKENIZER}"
-        own = [name for name in named if name in self.own]
-        if own:
-            return f"--extra sets {' and '.join(own)}; leave that out there, or change it"
+        fixed = [name for name in named if name in self.fixed]
+        if fixed:
+            return f"--extra sets {' and '.join(fixed)}; leave that out there, or change it"
         needed = [name for name in named if {name, RENAMED.get(name)} & {*self.body} - _CONTENT]
         if not needed:
             return ""
@@ -265,8 +258,12 @@ class Request:
             return f"This run needs {needed[0]}"
         return f"This run needs {needed[0]}; --extra {needed[0]}=null leaves it out, and the server then has its own"
 
-    def _send(self, body: dict[str, Any], out: list[str]) -> dict[str, Any]:
-        self.body, self._out, self._failed = body, out, False
+    def _try_without(self, names: list[str]) -> dict[str, Any]:
+        self._tried += names
+        return self._send(without(self.body, names))
+
+    def _send(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.body, self._is_repeated = body, False
         return body
 
 
