@@ -202,6 +202,7 @@ def demonstrations(name: str, successes: int, failures: int, seed: int, held_out
 
 
 def _unknown(name: str, kind: type) -> ValueError:
+    """Builds the error for a name that is no game here: one of another kind, a misspelling, a bare file."""
     names_by_kind = {TextGame: GAMES, ControlGame: CONTROL_GAMES, HostGame: HOST_GAMES, BoardGame: BOARD_GAMES}
     names, function = names_by_kind[kind], _FUNCTIONS[kind]
     for its_kind in (TextGame, ControlGame, HostGame):

@@ -56,6 +56,7 @@ def _rows(game: str, held_out: bool) -> list[dict[str, Any]]:
 
 
 def _history(row: dict[str, Any], label: str) -> History:
+    """Turns a recorded row into the history that the dialogue of a label shows, notes and thoughts in their places."""
     reflections = [note for _, _, note in row["steps"]]
     reached = row["success"] and "values" not in row  # nobody reaches Crafter's goal in 24 steps
     notes = {

@@ -168,6 +168,7 @@ def _list(value: Any, function: str, kind: type, number: int | None, each: str) 
 
 
 def _outcome(outcome: Outcome, action: str) -> Outcome:
+    """Checks an outcome's fields and converts them to Python's types; errors tell the action."""
     try:
         text = _text(outcome.observation, "an Outcome's observation")
         flags = [_flag(getattr(outcome, name), f"an Outcome's {name}") for name in ("done", "success", "valid", "idle")]

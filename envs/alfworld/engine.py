@@ -26,6 +26,7 @@ _ARRIVAL = re.compile(r"^You arrive at loc \d+\. ")
 
 @functools.cache
 def _textworld():
+    """Imports TextWorld's classes, patched so that nothing is compiled and repeated work is cached."""
     # TextWorld imports an interpreter of Z-machine games that must be compiled; nothing here plays any.
     jericho = types.ModuleType("jericho")
     jericho.UnsupportedGameWarning = jericho.TruncatedInputActionWarning = UserWarning

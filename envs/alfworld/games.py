@@ -109,6 +109,7 @@ def package() -> pathlib.Path:
 
 @functools.cache
 def tables() -> Tables:
+    """Reads which objects go where and what can be done to them from ALFWorld's own constants."""
     spec = importlib.util.spec_from_file_location("_alfworld_constants", package() / "gen" / "constants.py")
     constants = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(constants)
@@ -252,6 +253,8 @@ def problem(game: Game) -> str:
 
 
 def _goal(game: Game) -> str:
+    """Writes a game's goal in PDDL."""
+
     def placed(thing: str, *facts: str) -> str:
         return " ".join([f"(objectType {thing} {game.target}Type)", f"(inReceptacle {thing} ?r)", *facts])
 

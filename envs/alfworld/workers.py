@@ -46,6 +46,7 @@ class _Worker:
         self.process: subprocess.Popen | None = None
 
     def ask(self, request: EngineRequest) -> EngineAnswer:
+        """Answers a request; an engine that is lost is started anew once."""
         for _ in range(2):
             try:
                 reply = json.loads(self._exchange(json.dumps(request._asdict())))

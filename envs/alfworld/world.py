@@ -81,6 +81,7 @@ class World:
         return self.game.objects[thing] in tables().able[able]
 
     def won(self) -> bool:
+        """Returns whether the goal is reached."""
         game = self.game
         targets = [name for name, kind in game.objects.items() if kind == game.target]
         if game.kind == "examine":
@@ -125,6 +126,7 @@ class World:
         return self.view(place)
 
     def _open(self, verb: str, place: str) -> str:
+        """Opens or closes a receptacle where the agent stands."""
         openable = place == self.at and place and self.game.receptacles[place] in tables().openable
         if not openable or self.closed(place) != (verb == "open"):
             return NOTHING
@@ -135,6 +137,7 @@ class World:
         return f"You open the {place}. {self.view(place)}"
 
     def _examine(self, thing: str) -> str:
+        """Describes a receptacle, or an object in sight with what was done to it."""
         if thing and thing == self.at:
             return self.view(thing)
         if thing not in (self.held, *self.visible()) or not thing:
@@ -156,6 +159,7 @@ class World:
         return f"You turn on the {thing}."
 
     def _move(self, verb: str, thing: str, place: str) -> str:
+        """Takes an object out of a receptacle, or puts it there."""
         if place != self.at or self.closed(place) or thing not in self.game.objects:
             return NOTHING
         if verb == "take":
@@ -171,6 +175,7 @@ class World:
         return f"You put the {thing} in/on the {place}."
 
     def _treat(self, verb: str, thing: str, tool: str) -> str:
+        """Slices an object with a knife in hand, or heats, cools or cleans the held one in its machine."""
         if verb == "slice":
             sharp = tool and tool == self.held and self.game.objects[tool] in _CARVERS
             if not sharp or self.inside.get(thing, "") != self.at or not self.at or not self.able(thing, "Sliceable"):
@@ -193,6 +198,7 @@ def plan(world: World) -> list[str]:
 
 
 def _plans(world: World) -> Iterator[list[str]]:
+    """Yields the commands of each way to the goal: every fitting object with every fitting place."""
     game = world.game
     targets = [name for name, kind in game.objects.items() if kind == game.target]
     if game.kind == "examine":
@@ -224,6 +230,7 @@ class _Sketch:
         return self.commands
 
     def go(self, place: str) -> _Sketch:
+        """Adds the walk to a place, if the agent is elsewhere."""
         if self.at != place:
             self.then(f"go to {place}")
             self.at = place
@@ -236,6 +243,7 @@ class _Sketch:
             self.opened.add(place)
 
     def fetch(self, thing: str) -> _Sketch:
+        """Adds the commands that bring an object into the hands."""
         if self.held == thing:
             return self
         if self.held:  # the hands must be empty: where it fits, if possible here or at the thing's place

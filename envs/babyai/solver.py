@@ -60,6 +60,7 @@ def read(states: BabyAIState) -> list[tuple[Task, Node]]:
 
 
 def _read(s: BabyAIState) -> tuple[Task, Node]:
+    """Reads one state, on the host, as a task and its first node; cells are numbered row by row."""
     cells = tuple(y * rules.WIDTH + x if x >= 0 else -1 for x, y in zip(s.xs, s.ys, strict=True))
     slots = range(rules.NUM_OBJECTS)
     targets = tuple(

@@ -119,6 +119,7 @@ class _Rules:
         return (left, ahead(empty, 0, column >= 0), right), enemy
 
     def legal_action_mask(self, position: Position) -> jax.Array:
+        """Returns the legal moves, bool [12 * cells]: of each cell the mover, the direction and whether it captures."""
         (left, straight, right), enemy = self.moves(position)
         target = self.bits(enemy).reshape(self.rows, self.columns)
         black = position.player == 0
@@ -133,6 +134,7 @@ class _Rules:
         return jnp.concatenate([one_side & black, one_side & ~black], axis=1).reshape(-1)
 
     def num_legal(self, position: Position) -> jax.Array:
+        """Counts the legal moves, int32 []."""
         directions, _ = self.moves(position)
         return sum(jax.lax.population_count(w) for mask in directions for w in mask).astype(jnp.int32)
 
@@ -145,6 +147,7 @@ class _Rules:
         return (cell * 6 + direction + 3 * position.player) * 2 + capture
 
     def target(self, position: Position, cell: jax.Array, direction: jax.Array) -> jax.Array:
+        """Returns the cell that a move in a direction, 0 left, 1 straight, 2 right, leads to."""
         return cell + jnp.where(position.player == 0, self.columns, -self.columns) + direction - 1
 
     def step(self, position: Position, action: jax.Array) -> Position:

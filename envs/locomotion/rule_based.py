@@ -169,6 +169,7 @@ SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward, "strategi
 
 
 def _verdict(analyst: BalanceAnalyst, timeslot: int) -> str:
+    """Writes the verdict on a timeslot: steady, recovering, or wrong with the torques that balance."""
     now, alarm, fall = analyst.body(timeslot), analyst.danger(timeslot), analyst.until_fall(timeslot)
     falls = fall is not None and fall < FALL
     state = f"height {now.height:.2f} m, pitch {now.pitch:.2f} rad at {now.pitch_velocity:.2f} rad/s"

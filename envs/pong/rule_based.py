@@ -118,6 +118,7 @@ SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward, "strategi
 
 
 def _verdict(excerpt: Excerpt, timeslot: int) -> str:
+    """Writes the verdict on a timeslot from where the ball will arrive and how far the racket is from there."""
     ahead = forecast(excerpt, timeslot)
     if ahead is None:
         return verdict_text(timeslot, False, "the ball does not come towards us")

@@ -95,6 +95,7 @@ def load(folder: str) -> Catalogue:
 
 @functools.lru_cache(maxsize=2)
 def _load(folder: str) -> Catalogue:
+    """Loads the generated catalogue, or WebShop's files and the first tasks of their shuffled order."""
     if not folder:
         from nlrl_jax.envs.webshop import products
 
@@ -124,6 +125,7 @@ def _counted(skipped: Mapping[str, Sequence[str]]) -> str:
 
 
 def _json(folder: pathlib.Path, names: Sequence[str], kind: type) -> Any:
+    """Reads the first of these files that the folder has."""
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise FileNotFoundError(f"{folder} has no {' or '.join(names)}; WebShop's data folder has it")
@@ -268,6 +270,7 @@ def line(text: str) -> str:
 
 
 def _price(asin: str, pricing: Any) -> tuple[float, str]:
+    """Reads a price, drawn between the two of a range, and the tag that shows it."""
     if not pricing:
         return NO_PRICE, f"${NO_PRICE}"
     try:
@@ -283,6 +286,7 @@ def _price(asin: str, pricing: Any) -> tuple[float, str]:
 
 
 def _goal(product: Product, number: int, row: Any) -> Goal:
+    """Reads an instruction with its wishes and adds a limit of the price."""
     subject = f"instruction {number} about product {product.asin}"
     if not isinstance(row, Mapping):
         raise ValueError(f"{subject} is {row!r}, not a table")

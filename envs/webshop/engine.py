@@ -111,6 +111,7 @@ class Shop:
         return self._click(state, argument.lower())
 
     def _click(self, state: ShopState, button: str) -> Moved:
+        """Follows a button of the page that is shown; other buttons change nothing."""
         page, go = state.page, lambda **changes: self._show(dataclasses.replace(state, **changes))
         if page in (RESULTS, ITEM, SUB) and button == BACK.lower():
             return self._show(ShopState(state.goal))

@@ -147,6 +147,7 @@ class _Reader:
         self.position = _BLANK.match(self.text, self.position).end()
 
     def _string(self, inside: str) -> str:
+        """Reads a string; a quote closes it only where what follows it can follow a string inside this structure."""
         opening = self.text[self.position]
         triple = opening * 3 if opening in "\"'" and self.text.startswith(opening * 3, self.position) else ""
         start = self.position + len(triple or opening)

@@ -154,6 +154,7 @@ def _vulgar(character: str) -> str:
 
 
 def _numbers(text: str, scale: float) -> Iterator[_Number]:
+    """Yields the numbers in a text on a scale of 0 to 1, fractions, percentages and 'x of y' among them."""
     for match in _CANDIDATE.finditer(text):
         value, total = None, match["total"] or match["most"]
         shaped = bool(match["parts"] or total or match["percent"] or "." in match[0] or "," in match[0])

@@ -271,6 +271,7 @@ def sample_fields(template: Template, num_random: int = 40, seed: int = 0) -> li
 
 
 def _check(compiled: CompiledTemplate, template: Template, tokenizer: Tokenizer, fields):
+    """Raises ValueError where the compiled template's tokens differ from the tokenizer's on these fields."""
     tokens, length = assemble(np, compiled.program, fields, compiled.pad_id)
     got = [*compiled.prefix.tolist(), *tokens[:length].tolist()]
     text = template.render(fields)

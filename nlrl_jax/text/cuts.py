@@ -144,6 +144,7 @@ def _extend(front: set[str], options: set[str], width: int, limit: int) -> set[s
 
 
 def _options(part, width: int, limit: int) -> set[str]:
+    """Lists the beginnings, `width` characters each, of all texts that a part can be."""
     match part:
         case str():
             return {part[:width]}
@@ -195,6 +196,7 @@ class Cutter:
         return position in self._safe(lefts, gap, rights)
 
     def _search(self, lefts, gap, rights):
+        """Finds the first and the last safe position in a gap, end by end where the gap is long."""
         if len(gap) > _LONG_GAP:
             # Both ends alone, so that not every context is tokenized with all of the gap.
             first = {p for p in self._safe(lefts, gap[:_LONG_GAP], ("",)) if p <= _END}

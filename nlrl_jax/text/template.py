@@ -179,6 +179,7 @@ def read(fields: Mapping[str, Any], name: str, size: int | None) -> Any:
 
 
 def _render_part(part: Part, fields: Mapping[str, Any]) -> str:
+    """Writes one part with the fields of one state."""
     match part:
         case Literal():
             return part.text

@@ -20,6 +20,7 @@ from minigrid.envs.babyai.core.verifier import (
 
 from nlrl_jax.envs.babyai import rules, solver
 from nlrl_jax.envs.babyai.env import BabyAI
+from tests.envs.babyai_worlds import pick
 
 MAX_STEPS = 64
 NAMES = {rules.DOOR: "door", rules.KEY: "key", rules.BALL: "ball", rules.BOX: "box"}
@@ -85,10 +86,6 @@ def played(key, states, planned):
         return after, (action, after, reward, end, jax.vmap(rules.view)(after))
 
     return jax.lax.scan(one, states, (jax.random.split(key, len(planned)), planned))[1]
-
-
-def pick(tree, *index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def compare(games, steps, seed):

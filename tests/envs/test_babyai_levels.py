@@ -7,6 +7,7 @@ import pytest
 
 from nlrl_jax.envs.babyai import levels, rules, solver
 from nlrl_jax.envs.babyai.env import BabyAI
+from tests.envs.babyai_worlds import pick
 
 NAMES = rules.MISSIONS
 
@@ -15,10 +16,6 @@ NAMES = rules.MISSIONS
 def drawn(mission, games):
     keys = jax.random.split(jax.random.key(11), games)
     return jax.device_get(jax.jit(jax.vmap(lambda key: levels.draw(key, mission)))(keys))
-
-
-def pick(tree, *index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def of_mission(number):

@@ -1,34 +1,15 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from nlrl_jax.envs.babyai import levels, rules, solver
+from tests.envs.babyai_worlds import pick, random_walks
 
 
-@functools.cache
-def walks(games=240, moves=30):
-    """Random walks of all missions: states [moves + 1, games], actions [moves, games]."""
-
-    @jax.jit
-    def play(key):
-        states = jax.vmap(lambda key: levels.draw(key, "all"))(jax.random.split(key, games))
-
-        def move(states, key):
-            odds = jnp.log(jnp.array([2, 2, 4, 3, 2, 1.0]))
-            action = jax.random.categorical(key, odds, shape=(games,))
-            return jax.vmap(rules.step)(states, action), (states, action)
-
-        last, (before, actions) = jax.lax.scan(move, states, jax.random.split(key, moves))
-        return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), before, last), actions
-
-    return jax.device_get(play(jax.random.key(8)))
-
-
-def pick(tree, *index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
+def walks():
+    """States [31, 240] and actions [30, 240]."""
+    return random_walks(games=240, moves=30, seed=8, odds=(2, 2, 4, 3, 2, 1))
 
 
 def test_the_hosts_step_is_the_devices():

@@ -9,38 +9,14 @@ import pytest
 
 from nlrl_jax import envs
 from nlrl_jax.envs.maze import env as mazes
-from nlrl_jax.text.compile import compile_template
+from tests.text.observations import compiled_texts
 from tests.tokenizers_from_wheels import small_tokenizer
 
 NAMES = ("double_t", "medium")
 
-# The layouts drawn again, so that the tests do not read the module's own strings.
-DRAWN = {
-    "double_t": """
-#############
-#     #     #
-### ##### ###
-### ##### ###
-### ##### ###
-###       ###
-###### ######
-###### ######
-######G######
-#############""",
-    "medium": """
-########
-#  #   #
-#  # # #
-##    ##
-### #  #
-#    # #
-#  #  G#
-########""",
-}
-
 
 def grid_of(name):
-    return DRAWN[name].strip("\n").split("\n")
+    return mazes.LAYOUTS[name].split()
 
 
 def neighbour(name, row, column, action):
@@ -145,7 +121,7 @@ def test_text_of_the_benchmark():
     assert game.actions == ("move up", "move down", "move left", "move right")
     assert game.params.max_steps_in_episode == 100
     board = text(8, 6, prompt="compact")
-    assert board.replace(" ", "").replace("_", " ").replace("*", "G") == DRAWN["double_t"].strip("\n")
+    assert board.replace(" ", "").replace("_", ".").replace("*", "G").splitlines() == grid_of("double_t")
     assert "*" in board and text(1, 1, prompt="compact").splitlines()[1] == "# P _ _ _ _ # _ _ _ _ _ #"
 
 
@@ -153,21 +129,11 @@ def test_text_of_the_benchmark():
 @pytest.mark.parametrize("observation", ["full", "partial"])
 @pytest.mark.parametrize("name", NAMES)
 def test_device_text_equals_host_text_on_every_cell(name, observation, prompt):
-    game, m, tokenizer = (
-        envs.make(f"maze_{name}", observation=observation, prompt=prompt),
-        mazes.maze(name),
-        small_tokenizer(),
-    )
+    game, m = envs.make(f"maze_{name}", observation=observation, prompt=prompt), mazes.maze(name)
     cells = jnp.asarray(np.flatnonzero(~m.walls))
     states = mazes.MazeState(time=jnp.zeros_like(cells), position=cells)
-    fields = jax.vmap(game.fields)(states)
-    compiled = compile_template(game.observation, tokenizer)
-    tokens, lengths = jax.jit(jax.vmap(compiled))(fields)
-    texts = []
-    for i, cell in enumerate(np.asarray(cells)):
-        texts.append(game.observation.render({name: np.asarray(value[i]) for name, value in fields.items()}))
-        assert [*compiled.prefix, *np.asarray(tokens[i, : lengths[i]])] == tokenizer.encode(texts[-1])
-        assert texts[-1] == game.observation.render(mazes.fields(m, cell))
+    texts = compiled_texts(game.observation, small_tokenizer(), jax.vmap(game.fields)(states))
+    assert texts == [game.observation.render(mazes.fields(m, cell)) for cell in np.asarray(cells)]
     # Whoever sees only walls cannot tell all cells apart.
     assert (len(set(texts)) == len(texts)) == (observation == "full")
 

@@ -24,11 +24,11 @@ from nlrl_jax.envs.tic_tac_toe.rule_based import threats
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.board_games import Line, Ply, View, Viewer
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.prompts import chat_prompt
 from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.weights.load import load_config, load_tokenizer
 from tests.envs.tic_tac_toe_boards import board_of, reachable
+from tests.text.observations import compiled_texts
 from tests.tokenizers_from_wheels import small_tokenizer
 
 DRAWN = """\
@@ -72,17 +72,9 @@ def test_every_position_is_read_back_as_it_was_drawn():
 def test_the_device_text_equals_the_host_text_on_every_position(make, prompt):
     game, tokenizer = envs.make("tic_tac_toe", prompt=prompt), make()
     template = chat_prompt(game, tokenizer.render_chat, prompt, 20)
-    compiled = compile_template(template, tokenizer)
     boards = np.array(list(reachable()), np.int8)
-    fields = jax.jit(jax.vmap(rules.fields))(boards)
-    tokens, lengths = jax.device_get(jax.jit(jax.vmap(compiled))(fields))
-    fields = jax.device_get(fields)
-    texts = set()
-    for i in range(len(boards)):
-        text = template.render({name: value[i] for name, value in fields.items()})
-        assert [*compiled.prefix, *tokens[i, : lengths[i]]] == tokenizer.encode(text)
-        texts.add(text)
-    assert len(texts) == 5478 and len(compiled.prefix) > 20
+    texts = compiled_texts(template, tokenizer, jax.jit(jax.vmap(rules.fields))(boards))
+    assert len(set(texts)) == 5478
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -186,17 +178,13 @@ def test_the_scripts_read_threats_off_the_board():
 def test_the_threats_of_a_policys_prompt_are_those_that_the_rules_read_off_the_board():
     policy, tokenizer = policy_template("compact", threats=True)[0], load_tokenizer("nano_board")
     before, _, after = tokenizer.render_chat(({"role": "user", "content": "\0"},)).partition("\0")
-    compiled = compile_template(before + policy + after, tokenizer)
     boards = np.array([board for board in reachable() if not rules.is_terminal(np.array(board))], np.int8)[::5]
     of_board = lambda board: (fields := rules.fields(board)) | rules.threat_fields(fields["cells"])
     told = jax.device_get(jax.jit(jax.vmap(of_board))(boards))
-    tokens, lengths = jax.device_get(jax.jit(jax.vmap(compiled))(told))
-    for i in range(len(boards)):
+    for i, text in enumerate(compiled_texts(before + policy + after, tokenizer, told)):
         fields = {name: value[i] for name, value in told.items()}
-        text = policy.render(fields)
         view = View(rules.board_template().render(fields), rules.PLAYERS[fields["player"]], ())
-        assert text == f"{roles('compact').policy(view).messages[0]['content']}\n{threats(view)}"
-        assert [*compiled.prefix, *tokens[i, : lengths[i]]] == tokenizer.encode(before + text + after)
+        assert text == f"{before}{roles('compact').policy(view).messages[0]['content']}\n{threats(view)}{after}"
 
 
 def line_won_by(winner, last, view):

@@ -9,6 +9,8 @@ from nlrl_jax.roles.actions import EMPTY, NO_ACTION, SEVERAL, read_action
 BABYAI = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
 LAKE = ("Left", "Down", "Right", "Up")
 CELLS = tuple("123456789")
+MOVES = ("up", "down", "step")
+COMPOSED = ("e\u0301te\u0301", "Go", "Go north")  # compared composed and without case
 ANY = ()
 NONE, TWO = "", "two"  # no action; two could be meant
 REPLIES = [
@@ -110,6 +112,16 @@ REPLIES = [
     (("+1", "-1"), "-1", "-1"),
     (("[guess]", "x"), "[guess]", "[guess]"),
     (("do", "noop"), "Do it", "do"),
+    (MOVES, " Move  UP. ", "up"),
+    (MOVES, "go_up", "up"),
+    (MOVES, "step", "step"),
+    (MOVES, "upper", NONE),
+    (COMPOSED, "\u00e9t\u00e9", COMPOSED[0]),
+    (COMPOSED, "E\u0301te\u0301", COMPOSED[0]),
+    (COMPOSED, "ete", NONE),
+    (COMPOSED, "go.", "Go"),
+    (COMPOSED, "GO north now", "Go north"),
+    (COMPOSED, "gone", NONE),
     (ANY, "Action: go to desk 1", "go to desk 1"),
     (ANY, "search[red shoes]", "search[red shoes]"),
     (ANY, "`search[red shoes]`", "search[red shoes]"),

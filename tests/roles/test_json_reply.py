@@ -7,7 +7,6 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from nlrl_jax.roles.dialogues import read_action
 from nlrl_jax.roles.json_reply import PROBLEMS, read_json, read_number
 
 
@@ -128,36 +127,6 @@ def test_what_a_person_reads(text, fields):
 )
 def test_a_reply_that_is_no_json_is_counted(text, problem):
     assert read_json(text) == ({"a": 1}, problem)
-
-
-@pytest.mark.parametrize(
-    "text, action",
-    [
-        ("up", "up"),
-        (" Move  UP. ", "up"),
-        ("go_up", "up"),
-        ("step", "step"),
-        ("up down", ""),
-        ("upper", ""),
-        ("", ""),
-        ("1", ""),
-    ],
-)
-def test_a_field_names_one_action(text, action):
-    assert read_action(text, ("up", "down", "step"))[0] == action
-
-
-def test_words_are_compared_composed_and_without_case():
-    words = ("e\u0301te\u0301", "Go", "Go north")
-    for text, action in [
-        ("\u00e9t\u00e9", words[0]),
-        ("E\u0301te\u0301", words[0]),
-        ("ete", ""),
-        ("go.", "Go"),
-        ("GO north now", "Go north"),
-        ("gone", ""),
-    ]:
-        assert read_action(text, words)[0] == action
 
 
 @hypothesis.given(st.text())

@@ -1,5 +1,8 @@
-"""Parts of templates for tests."""
+"""Parts of templates for tests, and the comparison of their compiled form with the host's text."""
 
+import jax
+
+from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template, as_template
 
 
@@ -27,3 +30,15 @@ def in_chat(tokenizer, template: Template) -> Template:
     ]
     before, after = tokenizer.render_chat(chat).split(mark)
     return as_template(before) + template + after
+
+
+def compiled_texts(template: Template, tokenizer, fields) -> list[str]:
+    """The host's texts of states with a leading axis, after a check that the compiled template gives their tokens."""
+    compiled = compile_template(template, tokenizer)
+    tokens, lengths = jax.device_get(jax.jit(jax.vmap(compiled))(fields))
+    fields, texts = jax.device_get(fields), []
+    for i, length in enumerate(lengths):
+        texts.append(template.render({name: values[i] for name, values in fields.items()}))
+        assert [*compiled.prefix, *tokens[i, :length]] == tokenizer.encode(texts[-1])
+        assert (tokens[i, length:] == tokenizer.pad_id).all()
+    return texts
