@@ -10,18 +10,12 @@ of safe tiles joins the two. Dynamics are those of Gymnasium's FrozenLake-v1; wa
     O _ _ G     12 13 14 15      G goal, the last cell
 
 Up to size 4 a reset draws from a table of all maps (Walker's alias method: two random words, one
-look-up, no loop); larger boards draw candidate maps until one is solvable.
-
-There are only some thousand likely 4x4 maps, so a learner sees most of them. `maps="held_out"` draws
-from a fixed eighth of the maps with two holes or more (by a hash of the holes) and `maps="train"` from
-the others: what was trained on one can be tested on the other. The held-out maps are harder on average, as
-the few maps with no hole or one, 23 % of all draws, stay with "train". The paper makes no such split;
-"all" is its setting.
+look-up, no loop); larger boards draw candidate maps until one is solvable. The table, and which maps are
+held out, are in `frozen_lake_maps`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
@@ -32,6 +26,7 @@ from gymnax.environments import environment
 from gymnax.environments.environment import EnvParams
 
 from nlrl_jax.envs import grid_text
+from nlrl_jax.envs.frozen_lake_maps import CANDIDATES, MAPS, TABLE_SIZE, check_candidates, in_split, map_table, spread
 from nlrl_jax.envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
 from nlrl_jax.envs.options import check_text_game, integer, real
 from nlrl_jax.envs.shell import DiscreteGame
@@ -41,10 +36,6 @@ from nlrl_jax.types import TextGame
 SYMBOLS = ("_", "P", "O", "G", "X", "*")
 LEGEND = {"P": "player", "G": "goal", "O": "hole", "_": "ice", "X": "player in a hole", "*": "player on the goal"}
 _EMPTY, _PLAYER, _HOLE, _GOAL, _FALLEN, _ARRIVED = range(6)
-_TABLE_SIZE = 4  # the largest board whose 2 ** (size * size - 2) maps are tabulated
-_CANDIDATES = 8  # maps drawn at once on larger boards
-_CANDIDATE_TILES = 2**20  # in how many one of them must be found
-MAPS = ("all", "train", "held_out")
 
 
 @struct.dataclass
@@ -88,102 +79,11 @@ def solvable(holes: jax.Array, size: int) -> jax.Array:
 
     def body(carry):
         reached, _ = carry
-        grown = _spread(jnp, reached, free)
+        grown = spread(jnp, reached, free)
         return grown, (grown != reached).any()
 
     reached, _ = jax.lax.while_loop(lambda carry: carry[1], body, (start, jnp.array(True)))
     return reached[..., -1, -1]
-
-
-def held_out(xp, holes):
-    """Whether a map is held out: bool [..., N] -> bool [...], with numpy or jax.numpy as `xp`."""
-    # A hash of the holes modulo 2^32: odd multiples of Knuth's constant, then a xorshift and a product with a prime of
-    # xxHash; its top three bits are 0 for an eighth of all maps.
-    weights = ((2 * np.arange(holes.shape[-1]) + 1) * 2654435761 % 2**32).astype(np.uint32)
-    mixed = xp.sum(xp.where(holes, weights, np.uint32(0)), axis=-1, dtype=np.uint32)
-    return ((mixed ^ mixed >> 15) * np.uint32(2246822519) >> 29 == 0) & (holes.sum(-1) >= 2)
-
-
-def in_split(xp, holes, maps: str):
-    """Whether maps belong to "all", "train" or "held_out": bool [..., N] -> bool [...]."""
-    is_held_out = held_out(xp, holes)
-    return xp.ones_like(is_held_out) if maps == "all" else is_held_out == (maps == "held_out")
-
-
-def _spread(xp, reached, free):
-    """Grows a flood fill by one step: bool [..., size, size], with numpy or jax.numpy as `xp`."""
-    padded = xp.pad(reached, [(0, 0)] * (reached.ndim - 2) + [(1, 1), (1, 1)])
-    rows = padded[..., :-2, 1:-1] | padded[..., 2:, 1:-1]
-    columns = padded[..., 1:-1, :-2] | padded[..., 1:-1, 2:]
-    return free & (reached | rows | columns)
-
-
-@functools.lru_cache
-def map_table(size: int, hole_probability: float, maps: str = "all") -> np.ndarray:
-    """Builds the alias table over the maps of a small board: uint32 [2 ** (size * size - 2), 2].
-
-    Bit k of a row's index says whether tile k + 1 is a hole. A row holds (threshold, alias): a uniform
-    row index stands for itself if a uniform 32-bit word is below the threshold, else for the alias.
-
-    Raises:
-      ValueError: no map is solvable and of this set.
-    """
-    inner = size * size - 2  # start and goal are never holes
-    codes = np.arange(2**inner)
-    holes = np.zeros((len(codes), size * size), bool)
-    holes[:, 1:-1] = codes[:, None] >> np.arange(inner) & 1
-    count = holes.sum(1)
-    allowed = _solvable(holes, size) & in_split(np, holes, maps)
-    weight = np.where(allowed, hole_probability**count * (1 - hole_probability) ** (inner - count), 0.0)
-    if not weight.any():
-        raise _no_map(size, hole_probability, maps, "no map")
-    return _alias_table(weight / weight.sum())
-
-
-@functools.lru_cache
-def check_candidates(size: int, hole_probability: float, maps: str) -> None:
-    """Draws candidate maps of a large board, as a reset does but from fixed random numbers, until one would do.
-
-    Raises:
-      ValueError: none did in `_CANDIDATE_TILES` tiles, 16,384 maps of 8x8: a reset would not end.
-    """
-    tiles, rng = size * size, np.random.default_rng(0)
-    number = max(_CANDIDATE_TILES // tiles, _CANDIDATES)
-    for _ in range(0, number, _CANDIDATES):
-        holes = np.pad(rng.random((_CANDIDATES, tiles - 2)) < hole_probability, [(0, 0), (1, 1)])
-        if (_solvable(holes, size) & in_split(np, holes, maps)).any():
-            return
-    raise _no_map(size, hole_probability, maps, f"of {number} candidates none")
-
-
-def _no_map(size: int, hole_probability: float, maps: str, problem: str) -> ValueError:
-    return ValueError(
-        f"size {size}, hole_probability {hole_probability} and maps {maps!r}: {problem} is solvable and of this set; "
-        "change one of the three"
-    )
-
-
-def _solvable(holes: np.ndarray, size: int) -> np.ndarray:
-    """`solvable` on the host."""
-    free = ~holes.reshape(-1, size, size)
-    reached, grown = np.zeros_like(free), free & (np.arange(size * size) == 0).reshape(size, size)
-    while (reached != grown).any():
-        reached, grown = grown, _spread(np, grown, free)
-    return reached[:, -1, -1]
-
-
-def _alias_table(probability: np.ndarray) -> np.ndarray:
-    """Builds an alias table by Vose's method: probabilities, float64 [M] -> (threshold, alias), uint32 [M, 2]."""
-    share = probability * len(probability)  # 1 where a row's own probability just fills it
-    keep, alias = np.ones_like(share), np.arange(len(share))
-    small, large = list(np.flatnonzero(share < 1)), list(np.flatnonzero(share >= 1))
-    while small and large:
-        # A row that is not full is filled up from a larger one, its alias.
-        lesser, greater = small.pop(), large.pop()
-        keep[lesser], alias[lesser] = share[lesser], greater
-        share[greater] -= 1 - share[lesser]
-        (small if share[greater] < 1 else large).append(greater)
-    return np.stack([np.minimum(keep * 2.0**32, 2.0**32 - 1), alias], axis=1).astype(np.uint32)
 
 
 class FrozenLake(DiscreteGame):
@@ -205,7 +105,7 @@ class FrozenLake(DiscreteGame):
             raise ValueError(f"hole_probability is {hole_probability!r}; it must be a number of at least 0 and below 1")
         if maps not in MAPS:
             raise ValueError(f"maps is {maps!r}; choose one of {', '.join(MAPS)}")
-        (map_table if size <= _TABLE_SIZE else check_candidates)(size, hole_probability, maps)
+        (map_table if size <= TABLE_SIZE else check_candidates)(size, hole_probability, maps)
         super().__init__(ACTIONS, (size, size, 3), EnvParams(100))  # Gymnasium's limit for 4x4
         self.size, self.slippery, self.hole_probability, self.maps = size, slippery, hole_probability, maps
 
@@ -216,7 +116,7 @@ class FrozenLake(DiscreteGame):
     def draw_map(self, key: jax.Array) -> jax.Array:
         """Draws the holes of a random solvable map: bool [size * size]."""
         tiles = self.size * self.size
-        if self.size <= _TABLE_SIZE:
+        if self.size <= TABLE_SIZE:
             table = jnp.asarray(map_table(self.size, self.hole_probability, self.maps))
             words = jax.random.bits(key, (2,), jnp.uint32)  # one chooses the row, one between the row and its alias
             row = words[0] % len(table)
@@ -226,7 +126,7 @@ class FrozenLake(DiscreteGame):
 
         def draw(carry):
             key, use = jax.random.split(carry[0])
-            holes = jax.random.bernoulli(use, self.hole_probability, (_CANDIDATES, tiles - 2))
+            holes = jax.random.bernoulli(use, self.hole_probability, (CANDIDATES, tiles - 2))
             holes = jnp.pad(holes, [(0, 0), (1, 1)])
             ok = solvable(holes, self.size) & in_split(jnp, holes, self.maps)
             return key, holes[jnp.argmax(ok)], ok.any()
@@ -266,7 +166,7 @@ def optimal(state: FrozenLakeState) -> int | None:
     steps = 0
     while not grown[-1] and (reached != grown).any():
         reached, steps = grown, steps + 1
-        grown = _spread(np, grown.reshape(size, size), free.reshape(size, size)).ravel()
+        grown = spread(np, grown.reshape(size, size), free.reshape(size, size)).ravel()
     return steps if grown[-1] else None
 
 
