@@ -76,8 +76,9 @@ def make(name: str, prompt: str = "paper", **options) -> TextGame:
 
 
 def context_of(name: str, context: str = "auto") -> str:
-    """Returns what a model reads before it acts: "state", or "transcript" of the episode; `context` unless it is
-    "auto".
+    """Returns what a model reads before it acts: "state", or "transcript" of the episode.
+
+    That is `context`, unless it is "auto".
 
     Raises:
       ValueError: your own game cannot be loaded; see `user_game.load`.

@@ -40,7 +40,13 @@ _EMPTY, _PLAYER, _HOLE, _GOAL, _FALLEN, _ARRIVED = range(6)
 
 @struct.dataclass
 class FrozenLakeState(environment.EnvState):
-    """time: int32 []. position: int32 [], cell index. holes: bool [size * size]."""
+    """The map of this episode and the player on it.
+
+    Attributes:
+      time: int32 [].
+      position: int32 [], cell index.
+      holes: bool [size * size].
+    """
 
     position: jax.Array
     holes: jax.Array
@@ -157,8 +163,9 @@ class FrozenLake(DiscreteGame):
 
 
 def optimal(state: FrozenLakeState) -> int | None:
-    """Counts the fewest steps to the goal from a state on the host, on slippery ice with luck; None where holes cut it
-    off.
+    """Counts the fewest steps to the goal, with luck on slippery ice; None where holes cut it off.
+
+    The state is on the host.
     """
     free = ~np.asarray(state.holes)
     size = math.isqrt(len(free))

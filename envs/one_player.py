@@ -20,7 +20,13 @@ from nlrl_jax.updates import where
 
 @struct.dataclass
 class OnePlayerState(environment.EnvState):
-    """time: int32 []. position: of the game. side: int32 [], which player the agent is."""
+    """A position of a board game from the agent's side.
+
+    Attributes:
+      time: int32 [].
+      position: of the game.
+      side: int32 [], which player the agent is.
+    """
 
     position: Any
     side: jax.Array

@@ -8,8 +8,7 @@ import numpy as np
 
 
 def distinct_cells(words: jax.Array, cells: int) -> jax.Array:
-    """Draws as many different cells as there are random uint32 words [K], every ordered choice equally likely: int32
-    [K].
+    """Draws K different cells from random uint32 words [K], every order equally likely: int32 [K].
 
     A Fisher-Yates shuffle of `range(cells)` cut off after K swaps, of which only the swaps are kept.
     """

@@ -60,12 +60,13 @@ _EMPTY, _APPLE, _BODY, _HEAD, _ENEMY_HEAD, _DEAD_HEAD, _DEAD_ENEMY_HEAD = range(
 class SnakeState(environment.EnvState):
     """Two snakes and the apples on N = size * size cells; row 0 of each pair is you, row 1 the enemy.
 
-    time: int32 [].
-    ages: int8 [2, N]; 0 where the snake is not, its length at the head, one less per segment, 1 at the tail.
-    head: int32 [2], cell indices.
-    length: int32 [2], cells covered, head included.
-    alive: bool [2].
-    apples: bool [N].
+    Attributes:
+      time: int32 [].
+      ages: int8 [2, N]; 0 where the snake is not, its length at the head, one less per segment, 1 at the tail.
+      head: int32 [2], cell indices.
+      length: int32 [2], cells covered, head included.
+      alive: bool [2].
+      apples: bool [N].
     """
 
     ages: jax.Array
@@ -77,7 +78,12 @@ class SnakeState(environment.EnvState):
 
 @struct.dataclass
 class SnakeParams(environment.EnvParams):
-    """max_steps_in_episode: the paper trains with 10 and evaluates with 20. apple_reward: -1 for poison."""
+    """Lengths and rewards.
+
+    Attributes:
+      max_steps_in_episode: the paper trains with 10 and evaluates with 20.
+      apple_reward: -1 for poison.
+    """
 
     max_steps_in_episode: int = 100
     apple_reward: float = 1.0

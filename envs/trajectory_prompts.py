@@ -238,9 +238,7 @@ _NONE = "None was found."
 
 
 def strategies(context: Mapping[str, Any], rng: random.Random) -> str:
-    """Writes the rule-based analyst's strategies: what the analyses have in common, in numbers, and what follows from
-    it.
-    """
+    """Writes the rule-based analyst's strategies: what the analyses have in common, and what follows from it."""
     analyses = context["analyses"]
     failed, succeeded = _with_entries(analyses, "Failures:"), _with_entries(analyses, "Successes:")
     slots = sum(len(named(text)) for text in analyses)

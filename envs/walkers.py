@@ -147,8 +147,9 @@ HABITS = tuple(name for name, walk in WALKS.items() if walk is not babyai_walk) 
 def demonstrate(
     game: TextGame, key: jax.Array, num: int, skilled_share: float, habit: bool
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Makes `num` states as fields, each [num, ...], and the actions shown for them, int32 [num, A], -1 after the last
-    one.
+    """Makes `num` states and the actions shown for them.
+
+    Returns the fields, each [num, ...], and the actions, int32 [num, A], -1 after the last.
 
     Between one action and as many as a reply may name [A]. A game without a walker of its own shows random actions in
     states that random actions lead to: the form of a reply and nothing of how to play.
@@ -191,8 +192,9 @@ def _play_on(game: TextGame, key: jax.Array, state: Any, act: Callable[[jax.Arra
 
 
 def reply_template(game: TextGame, prompt: str) -> Template:
-    """Returns a reply that names the actions in the fields "shown" int [A] and "num_shown": the form, and little
-    thought.
+    """Returns the form of a reply that names given actions with little thought.
+
+    The actions are the first "num_shown" of the field "shown", int [A].
     """
     word = Choice("shown", game.actions)
 

@@ -30,7 +30,12 @@ _GOAL = re.compile(r"Your task is to: (.+?)\.?(?:\\n|\n|\")")
 
 
 class GameFile(NamedTuple):
-    """goal: in words. problem: PDDL."""
+    """A game of ALFWorld's data.
+
+    Attributes:
+      goal: in words.
+      problem: PDDL.
+    """
 
     goal: str
     problem: str

@@ -66,7 +66,13 @@ class Game:
 
 
 class Tables(NamedTuple):
-    """holds: kind of receptacle -> kinds of objects. able: "Cleanable", ... -> kinds. openable: of receptacles."""
+    """What ALFWorld's objects and receptacles can be used for.
+
+    Attributes:
+      holds: kind of receptacle -> kinds of objects.
+      able: "Cleanable", ... -> kinds.
+      openable: kinds of receptacles.
+    """
 
     holds: dict[str, set[str]]
     able: dict[str, set[str]]
@@ -203,8 +209,9 @@ def make(kind: str, seed: int, split: str = "unseen") -> Game:
 
 
 def _id(name: str) -> str:
-    """Turns a name into an id: the engine numbers the ids of a kind from the last to the first, and lists things by
-    them.
+    """Turns a name into an id.
+
+    The engine numbers the ids of a kind from the last to the first, and lists objects by them.
     """
     kind, number = name.split()
     return f"{kind}_bar_{99 - int(number)}"

@@ -50,8 +50,9 @@ def plain(action: str) -> str:
 
 @functools.lru_cache(1 << 14)
 def played(game: games.Game, commands: tuple[str, ...]) -> tuple[World, str]:
-    """Plays commands in a generated game: (world, last observation). The cached world is shared and must not be
-    stepped; one more command costs one step.
+    """Plays commands in a generated game: (world, last observation).
+
+    The cached world is shared and must not be stepped; one more command costs one step.
     """
     if not commands:
         return World(game), World(game).intro()
@@ -96,8 +97,9 @@ def optimal(state: HouseholdState) -> int:
 
 
 def commands(state: HouseholdState) -> list[str]:
-    """Lists what a player might try in a generated game: other places, what lies here, what can be done with what is
-    carried.
+    """Lists what a player might try in a generated game.
+
+    Other places to go to, what lies here, and what can be done with what is carried.
     """
     world = played(state.game, state.commands)[0]
     here, load = world.at, world.held

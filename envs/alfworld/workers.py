@@ -23,7 +23,13 @@ _PATIENCE = 120.0  # seconds for one request; the slowest seen took 4
 
 
 class EngineRequest(NamedTuple):
-    """problem: PDDL. commands: those so far. action: the next one; None: only the last observation."""
+    """A command to run in a game, after those before it.
+
+    Attributes:
+      problem: PDDL.
+      commands: those so far.
+      action: the next one; None: only the last observation.
+    """
 
     problem: str
     commands: tuple[str, ...]
@@ -31,7 +37,13 @@ class EngineRequest(NamedTuple):
 
 
 class EngineAnswer(NamedTuple):
-    """observation: in words. won: the goal is reached. error: why there is no answer, else empty."""
+    """What an engine answers to a command.
+
+    Attributes:
+      observation: in words.
+      won: the goal is reached.
+      error: why there is no answer, else empty.
+    """
 
     observation: str = ""
     won: bool = False

@@ -159,8 +159,9 @@ def reward(moment: Moment) -> str:
 
 
 def sub_goals(state: rules.BabyAIState, discovered: frozenset[int]) -> tuple[int, int]:
-    """Counts (sub-goals done, all sub-goals): for each part of the mission to find the target and to do what is asked
-    for.
+    """Counts (sub-goals done, all sub-goals).
+
+    Each part of the mission has two: to find the target and to do what is asked for.
     """
     mission = int(state.mission)
     parts = 1 if mission in (rules.GO_TO, rules.PICK) else 2

@@ -65,8 +65,9 @@ def move(state: rules.BabyAIState) -> str:
 
 
 def host_game(max_steps: int = 30) -> HostGame:
-    """Makes BabyAI-Text as a host game (LAC, appendix C.1.2): the kinds of tasks are the missions, the horizon is the
-    paper's.
+    """Makes BabyAI-Text as a host game (LAC, appendix C.1.2).
+
+    The kinds of tasks are the missions; the horizon is the paper's.
 
     The goal is the mission alone and the observation its sentences. Tasks whose goal is out of reach after a mistake (a
     box that was opened) run until the horizon.

@@ -235,8 +235,9 @@ def _walls(state: BabyAIState) -> tuple[jax.Array, jax.Array]:
 
 
 def _visible(clear: list[jax.Array]) -> list[jax.Array]:
-    """Spreads light as minigrid's `process_vis` does, on bit masks, one integer per row, one bit per column: clear
-    cells -> visible cells.
+    """Spreads light as minigrid's `process_vis` does: clear cells -> visible cells.
+
+    Both are bit masks, one integer per row, one bit per column.
     """
     rows = [None] * VIEW
     mask = jnp.int32(1 << VIEW // 2)

@@ -152,9 +152,7 @@ _VIEW_EMPTY, _VIEW_WALL, _VIEW_FREE_HANDS, _VIEW_CARRYING, _VIEW_THING, _VIEW_GO
 
 
 def _view(state: BabyAIState, code: jax.Array) -> jax.Array:
-    """Draws the view as indices into `VIEW_SYMBOLS`, int32 [49], row by row; `code` is `rules.codes(state)`, int32
-    [49].
-    """
+    """Draws the view as indices into `VIEW_SYMBOLS`: `rules.codes(state)`, int32 [49], -> int32 [49], row by row."""
     place = rules.view_index(state)
     first, second = rules.matches(state, 0), rules.matches(state, 1)
     later = state.done > 0

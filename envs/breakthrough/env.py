@@ -16,8 +16,9 @@ from nlrl_jax.types import TextGame
 
 
 def fewest_moves(cells: np.ndarray, side: int) -> int:
-    """Counts the moves that a player needs at least to reach the far row or to capture all pawns: cells [rows,
-    columns], 0 free, 1 player 0's, 2 player 1's.
+    """Counts the fewest moves in which a player could reach the far row or capture all pawns.
+
+    `cells` are [rows, columns]: 0 free, 1 player 0's, 2 player 1's.
     """
     pawns = np.flatnonzero((cells == side + 1).any(1))
     far = len(cells) - 1 - pawns.max(initial=0) if side == 0 else pawns.min(initial=len(cells))

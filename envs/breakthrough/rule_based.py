@@ -20,8 +20,9 @@ CERTAIN = 2.0  # weight of a finished game against an evaluation's
 
 
 def aggregate(context: Mapping[str, Any], rng: random.Random) -> str:
-    """Aggregates (G1 over G2) by voting of finished variations and evaluations; suggests the first move of the best
-    one.
+    """Aggregates (G1 over G2) by a vote of finished variations and evaluations.
+
+    It suggests the first move of the best variation.
     """
     view, variations = context["view"], context["variations"]
     worth = [CERTAIN * SIGN[line.winner] if line.over else SIGN[read_advantage(text)] for line, text in variations]

@@ -42,8 +42,13 @@ Words = tuple[jax.Array, ...]
 
 
 class Position(NamedTuple):
-    """black, white: the cells of their pawns, a tuple of uint32 [] words. player: int32 [], who moves.
-    winner: int32 [], -1 before the end."""
+    """A board as two sets of cells, one bit each, and whose turn it is.
+
+    Attributes:
+      black, white: the cells of their pawns, a tuple of uint32 [] words.
+      player: int32 [], who moves.
+      winner: int32 [], -1 before the end.
+    """
 
     black: Words
     white: Words
@@ -171,8 +176,11 @@ class _Rules:
         )
 
     def fields(self, position: Position) -> dict[str, jax.Array]:
-        """cells: int32 [rows * columns], indices into `SYMBOLS`. player: int32 []. winner: int32 [], 0 for none, else
-        1 + player."""
+        """Computes what the text of a position reads, all int32.
+
+        Returns:
+          cells [rows * columns], indices into `SYMBOLS`; player []; winner [], 0 for none, else 1 + player.
+        """
         cells = self.bits(position.black).astype(jnp.int32) + 2 * self.bits(position.white)
         return {"cells": cells, "player": position.player, "winner": position.winner + 1}
 

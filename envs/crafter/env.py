@@ -18,7 +18,12 @@ OBSERVATION_SIZE = engine.ROWS * engine.COLUMNS * len(engine.CELLS) + len(engine
 
 @struct.dataclass
 class CrafterState(environment.EnvState):
-    """time: int32 []. world: the engine's state."""
+    """A world and its clock.
+
+    Attributes:
+      time: int32 [].
+      world: the engine's state.
+    """
 
     world: engine.World
 

@@ -19,8 +19,9 @@ _WORLDS = 8  # made at once: XLA's CPU compiler (jax 0.10.2) gives the rows of a
 
 @functools.lru_cache(maxsize=8)  # its step takes seconds to compile
 def host_game(max_steps: int = MAX_STEPS) -> HostGame:
-    """Makes Crafter with BALROG's horizon; an episode's rewards sum to its achievements / 22, and success is all of
-    them.
+    """Makes Crafter with BALROG's horizon.
+
+    An episode's rewards sum to its achievements / 22; success is all of them.
 
     An action that is none of the 17 takes a step and changes nothing else. A task has the same world in every batch.
     """

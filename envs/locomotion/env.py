@@ -283,8 +283,9 @@ def control_game(name: str, version: str = "v4", physics: str = "auto", contact_
 
 
 def what_if_frames(env: Locomotion, name: str, states: Any, actions: Any, suggested: Any, hold: int = 8) -> np.ndarray:
-    """Draws poses side by side for each of n states: now, after `hold` steps of the agent's torques, and of those
-    suggested.
+    """Draws poses side by side for each of n states.
+
+    Now, after `hold` steps of the agent's torques, and after as many of the suggested ones.
 
     Args:
       states: env states [n]. actions: [n] torques. suggested: [n] torques or None, whose place then stays empty.

@@ -22,8 +22,9 @@ _START = 1.0  # the time every row starts at: a simulator that resets itself on 
 
 
 def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool, threads: int | None = None) -> Callable:
-    """Makes a control step of `frame_skip` sub-steps: (qpos, qvel, warmstart, ctrl) -> (qpos, qvel, warmstart, x,
-    cfrc_ext).
+    """Makes a control step of `frame_skip` sub-steps.
+
+    (qpos, qvel, warmstart, ctrl) -> (qpos, qvel, warmstart, x, cfrc_ext).
 
     The same function as `physics_mjx.stepper`; see there for the shapes. Under `vmap` one host call gets all rows.
     Where MuJoCo finds the numbers bad and resets itself, the row comes back as NaN.

@@ -26,8 +26,9 @@ _STAGES = np.array([(0, 1 / 6), (0.5, 1 / 3), (0.5, 1 / 3), (1, 1 / 6)])  # Rung
 
 
 def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool, corrected: bool = True) -> Callable:
-    """Makes a control step of `frame_skip` sub-steps: (qpos, qvel, warmstart, ctrl) -> (qpos, qvel, warmstart, x,
-    cfrc_ext).
+    """Makes a control step of `frame_skip` sub-steps.
+
+    (qpos, qvel, warmstart, ctrl) -> (qpos, qvel, warmstart, x, cfrc_ext).
 
     One robot's state; `vmap` it for a batch. qpos [nq], qvel [nv], warmstart [nv] (`qacc_warmstart`, from which the
     solver starts), ctrl [nu] (clipped to the motors' range); x [] is the first body's x as the simulator last saw it,
@@ -62,8 +63,9 @@ def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool, correc
 
 
 def _substep(model, start):
-    """Integrates a sub-step as `mjx.step` does, with the forward dynamics written once, not four times: compiles in 15
-    s, not in 35.
+    """Integrates a sub-step as `mjx.step` does.
+
+    The forward dynamics are written once, not four times: this compiles in 15 s, not in 35.
     """
     timestep = model.opt.timestep
 
@@ -117,8 +119,9 @@ def _parts() -> Callable:
 
 
 def _plane_capsule(model, data, key, geom):
-    """Computes MJX's two contacts of each pair (plane, capsule) in geom [n, 2], in frames like those of
-    mjc_PlaneCapsule.
+    """Computes MJX's two contacts of each pair (plane, capsule) in geom [n, 2].
+
+    Their frames are like those of mjc_PlaneCapsule.
 
     The first tangent is the capsule's axis laid on the plane, however short.
     """

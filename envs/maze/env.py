@@ -180,7 +180,12 @@ def random_walks(maze: Maze, position: Any, action: Any, steps: int, rng: np.ran
 
 @struct.dataclass
 class MazeState(environment.EnvState):
-    """time: int32 []. position: int32 [], cell index."""
+    """The player in the maze.
+
+    Attributes:
+      time: int32 [].
+      position: int32 [], cell index.
+    """
 
     position: jax.Array
 

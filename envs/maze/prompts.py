@@ -106,8 +106,9 @@ class MazeRoles:
     def look_ahead(
         self, states: Sequence[Walk], actions: Sequence[int], steps: int, rng: np.random.Generator
     ) -> list[Walk]:
-        """Plays one variation each: `actions[i]` in `states[i]`, then `steps` steps at random; it ends early at the
-        goal.
+        """Plays one variation from each state: `actions[i]` in `states[i]`, then `steps` random steps.
+
+        A variation ends early at the goal.
         """
         return mazes.random_walks(self.maze, [state.positions[-1] for state in states], actions, steps, rng)
 

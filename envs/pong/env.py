@@ -46,8 +46,14 @@ SPEED = 2  # columns a step, of the ball
 
 @struct.dataclass
 class PongState(environment.EnvState):
-    """All int32. time: []. racket, opponent: [], top rows. ball, velocity: [2], row and column. aim: [], the row of its
-    racket with which the opponent wants to meet the ball. score: [2], ours and theirs.
+    """The rackets, the ball and the score, all int32, in rows and columns of the screen.
+
+    Attributes:
+      time: [].
+      racket, opponent: [], top rows.
+      ball, velocity: [2], row and column.
+      aim: [], the row of its racket with which the opponent wants to meet the ball.
+      score: [2], ours and theirs.
     """
 
     racket: jax.Array
@@ -60,7 +66,12 @@ class PongState(environment.EnvState):
 
 @struct.dataclass
 class PongParams(environment.EnvParams):
-    """points: how many win the game. racket_speed, opponent_speed: rows per step."""
+    """How long a game lasts and how fast the rackets are.
+
+    Attributes:
+      points: how many win the game.
+      racket_speed, opponent_speed: rows per step.
+    """
 
     max_steps_in_episode: int = 10_000
     points: int = 21
@@ -152,8 +163,9 @@ def _met(row, top):
 
 
 def _bounce(offset):
-    """Returns the row velocity, -4..4, of a ball whose upper row is `offset` (-1..7) below the top of the racket that
-    it met.
+    """Returns the row velocity, -4 to 4, of a ball that meets a racket.
+
+    Its upper row is `offset`, -1 to 7, below the top of the racket.
     """
     return jnp.clip(offset, -1, RACKET - 1) - 3
 

@@ -179,8 +179,9 @@ def contradicts(reply: str) -> bool:
 
 
 def correction(reply: str) -> tuple[str, str] | None:
-    """Corrects an evaluation that contradicts itself: (the text as far as it is right, its continuation); None where it
-    does not.
+    """Corrects an evaluation that contradicts itself; None where it does not.
+
+    Returns (the text as far as it is right, its continuation).
 
     None also where more games are won than there are: then nothing says which count is wrong.
     """

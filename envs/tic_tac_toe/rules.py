@@ -65,8 +65,9 @@ def step(board: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def fewest_marks(board: np.ndarray, player: int) -> int | None:
-    """Counts the marks that a player needs at least for a line: int8 [9], on the host; None where all lines are
-    blocked.
+    """Counts the fewest marks with which a player has a line; None where all lines are blocked.
+
+    The board is int8 [9], on the host.
     """
     lines = np.asarray(board)[LINES]
     return min((3 - int((line == player).sum()) for line in lines if not (line == 1 - player).any()), default=None)
@@ -79,8 +80,9 @@ def code(board: jax.Array) -> jax.Array:
 
 @functools.lru_cache
 def minimax() -> tuple[np.ndarray, np.ndarray]:
-    """Solves the game: the outcome under perfect play, int8 [3 ** 9], and the moves that reach it, bool [3 ** 9, 9], by
-    `code`.
+    """Solves the game by `code` of a position.
+
+    Returns (the outcome under perfect play, int8 [3 ** 9]; the moves that reach it, bool [3 ** 9, 9]).
 
     Rows of positions that cannot occur mean nothing.
     """
@@ -125,8 +127,9 @@ def fields(board: jax.Array) -> dict[str, jax.Array]:
 
 
 def threat_fields(cells: jax.Array) -> dict[str, jax.Array]:
-    """Finds the free cells that would complete a row, by player: threat_O int32 [9], the first num_threat_O [] of it;
-    and X.
+    """Finds the free cells that would complete a player's row.
+
+    Returns threat_O int32 [9], of which the first num_threat_O [] count; and the same for X.
 
     Args:
       cells: the field of `fields`, int32 [9].

@@ -45,8 +45,9 @@ _classes = functools.cache(_Classes)
 
 
 def _words() -> tuple[re.Pattern[str], ...]:
-    """Compiles the grammar over letters of classes. Each part takes the extending characters after it (WB4),
-    possessively.
+    """Compiles the grammar over letters of classes.
+
+    Each part takes the extending characters after it (WB4), possessively.
     """
     x, emoji_x = "[xtkvjgGs]*+", "[xkjgGs]*+"
     joint = f"(?:_{x})"

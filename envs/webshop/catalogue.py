@@ -143,8 +143,9 @@ def _json(folder: pathlib.Path, names: Sequence[str], kind: type) -> Any:
 def read(
     items: Sequence[Any], attributes: Mapping[str, Any], instructions: Mapping[str, Any], source: str
 ) -> tuple[dict[str, Product], list[list[Goal]], dict[str, list[str]]]:
-    """Reads the content of WebShop's files: (products by id, the instructions about each that has any,
-    `Catalogue.skipped`).
+    """Reads the content of WebShop's files.
+
+    Returns (products by id, the instructions about each that has any, `Catalogue.skipped`).
 
     As in WebShop, repeated ids, ids of more than ten characters, and instructions without attributes or about an
     unknown product are left out. Entries that cannot be read are left out too, where WebShop would fail. A price from

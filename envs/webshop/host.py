@@ -25,8 +25,9 @@ _QUERY = 4  # words of a plausible search
 
 
 def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> HostGame:
-    """Makes WebShop (LAC, appendix C.1.3): any text is an action, the reward is the shop's score, success is a score of
-    1.
+    """Makes WebShop (LAC, appendix C.1.3).
+
+    Any text is an action; the reward is the shop's score, and success is a score of 1.
 
     Examples in prompts come from the built-in catalogue, also with a folder.
 
@@ -77,8 +78,11 @@ def commands(shop: engine.Shop, state: engine.ShopState) -> list[str]:
 
 
 def _draw(seed: int, number: int, in_order: bool) -> int:
-    """The instruction of a task: the first `number` tasks of a run have one each, in an order that depends on the run's
-    seed; with the seed 0 as they stand, if `in_order`."""
+    """Chooses the instruction of a task.
+
+    The first `number` tasks of a run have one each, in an order that depends on the run's seed; with the seed 0, if
+    `in_order`, in their own.
+    """
     run, task = divmod(seed, SEEDS_PER_RUN)
     order = list(range(number))
     if run or not in_order:

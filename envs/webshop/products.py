@@ -155,8 +155,9 @@ def _family(kind: Kind, rng: random.Random):
 def _instruction(
     kind: Kind, attributes: list[str], offered: dict[str, list[str]], rng: random.Random
 ) -> dict[str, Any]:
-    """Generates an instruction with two attributes, the second of which a near miss lacks, and an option of each
-    choice.
+    """Generates an instruction with two attributes and an option of each choice.
+
+    A near miss lacks the second attribute.
     """
     chosen = {name: rng.choice(values) for name, values in offered.items()}
     phrases = {"color": "in {}", "scent": "with a {} scent", "flavor": "in {} flavor", "size": "in size {}"}

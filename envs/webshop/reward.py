@@ -51,7 +51,14 @@ NOT_NOUNS = frozenset(
 
 
 class PurchaseScore(NamedTuple):
-    """reward: in [0, 1]. kind: r_type. attributes, options: shares met, 1 where none is asked for. price: met."""
+    """WebShop's reward of a purchase and its parts.
+
+    Attributes:
+      reward: in [0, 1].
+      kind: r_type.
+      attributes, options: shares met, 1 where none is asked for.
+      price: met.
+    """
 
     reward: float
     kind: float

@@ -121,8 +121,9 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
 
 
 def unwrapped(text: str, layers: Sequence[re.Pattern[str]] = _LAYERS) -> Iterator[str]:
-    """Yields a text, then what is left of it without one layer after the other: labels, bullets, tags, brackets,
-    quotes.
+    """Yields a text, then what is left of it without one layer after the other.
+
+    The layers are labels, bullets, tags, brackets and quotes.
     """
     text = text.strip()
     for _ in range(12):
@@ -148,8 +149,9 @@ class _Words:
         self.room = 300 + 2 * len(self.longest_first[0])  # characters of a line that are looked at
 
     def equal(self, text: str) -> str | None:
-        """Matches a text to an action, in any case, with underscores, in one word, or with another verb of motion or
-        none; None where none fits, or several do.
+        """Matches a text to an action; None where none fits, or several do.
+
+        In any case, with underscores, in one word, or with another verb of motion or none.
         """
         plain = _plain(text)
         if plain in self.by_text:

@@ -111,7 +111,12 @@ class History:
 
 
 class Trimmed(NamedTuple):
-    """history: without its oldest steps. dropped: how many, for lack of room."""
+    """A history that fits a model's context.
+
+    Attributes:
+      history: without its oldest steps.
+      dropped: how many, for lack of room.
+    """
 
     history: History
     dropped: int
@@ -199,8 +204,9 @@ class Dialogue:
         return f"instructions,{' examples,' if self.examples else ''} goal and one observation"
 
     def fit(self, chat: Chat, reserve: int) -> Trimmed:
-        """Trims the history of a chat of this dialogue that ends in its line; one without steps stays as it is. See
-        `trim`.
+        """Trims the history of a chat that ends in a line of this dialogue; see `trim`.
+
+        A history without steps stays as it is.
         """
         return self._cut(chat.context["history"], chat.context["line"], reserve)
 
@@ -233,8 +239,9 @@ def room_advice(dialogue: Dialogue, history: History, size: int, room: int, rese
 
 
 def marked(text: str) -> str:
-    """Quotes lines of a game's text that read like a transcript's, or like the beginning of a message ("> Action:
-    down"), so that no reader takes them for the model's.
+    """Quotes lines of a game's text that could be taken for the model's ("> Action: down").
+
+    They read like a transcript's, or like the beginning of a message.
     """
     first, *rest = text.splitlines() or [""]
     if not any(map(_TURN.match, rest)):

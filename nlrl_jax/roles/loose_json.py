@@ -42,7 +42,13 @@ _MISSING = object()
 
 
 class Decoded(NamedTuple):
-    """value: what was read. end: where it ends. whole: False where the text breaks off inside it."""
+    """A decoded JSON text.
+
+    Attributes:
+      value: what was read.
+      end: where it ends.
+      whole: False where the text breaks off inside it.
+    """
 
     value: Any
     end: int

@@ -88,8 +88,10 @@ def _judgement(note: str, words: Sequence[str]) -> tuple[int, str]:
 
 
 def _elsewhere(note: str, word: str) -> list[re.Match[str]]:
-    """Judgements in capitals that a note begins with ("GOOD: the key is near") or gives in passing ("That was a BAD
-    move"), where it names no other of the words, as a list of what they mean does."""
+    """Finds judgements in capitals that begin a note ("GOOD: the key is near") or stand in it ("That was a BAD move").
+
+    None where it names another of the words too, as a list of what they mean does.
+    """
     if len(re.findall(rf"\b(?:{word})\b", note)) != 1:
         return []
     first = re.match(rf"[\s*_`\"'#]*(?P<word>{word})[*_`\"']*(?:[:.!,\n]|\s[\u2014\u2013-]\s)", note)

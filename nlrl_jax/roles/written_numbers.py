@@ -99,8 +99,9 @@ class _Number(NamedTuple):
 
 
 def read_number(text: str) -> float | None:
-    """Reads the value that a line states, a fraction and a percentage among them; None where it states none, or
-    several.
+    """Reads the value that a line states; None where it states none, or several.
+
+    Fractions and percentages are read too.
     """
     text, scale = _plain(text)
     numbers = list(_numbers(text, scale))

@@ -19,7 +19,12 @@ _NAME_BYTES = (string.ascii_letters + string.digits + "_").encode()
 
 
 class Automaton(NamedTuple):
-    """next_state, event: int32 [states * (NUM_BYTES + 1)]; final: int32 [states], the event if the text ends there."""
+    """A finite automaton over bytes, as tables.
+
+    Attributes:
+      next_state, event: int32 [states * (NUM_BYTES + 1)].
+      final: int32 [states], the event if the text ends there.
+    """
 
     next_state: np.ndarray
     event: np.ndarray

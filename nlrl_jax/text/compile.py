@@ -231,8 +231,9 @@ def _open_list(cutter: Cutter, prefix: str, of: List, after) -> _OpenList:
 
 
 def field_ranges(template: Template) -> dict[str, tuple[int, int, int | None]]:
-    """Returns for each field the lowest and highest value that every slot accepts, and its number of elements (None for
-    a scalar).
+    """Returns the (lowest, highest) value that all slots of a field accept, and its number of elements.
+
+    A scalar has None elements.
 
     Raises:
       ValueError: no value of a field fits all slots that read it, or it is read both as a scalar and as an array.

@@ -182,9 +182,7 @@ class Cutter:
         self._cuts: dict[tuple, tuple[int, int] | None] = {}
 
     def find_cut(self, lefts: Sequence[str], gap: str, rights: Sequence[str]) -> tuple[int, int] | None:
-        """Finds the first and last position of `gap` that is a border in `left + gap + right` for all; None without
-        one.
-        """
+        """Finds the first and last position of `gap` that is a border in all `left + gap + right`; None without one."""
         lefts, rights = tuple(dict.fromkeys(lefts)), tuple(dict.fromkeys(rights))
         key = (lefts, gap, rights)
         if key not in self._cuts:

@@ -49,8 +49,9 @@ def of_text_game(
     draw = jax.jit(jax.vmap(lambda seed, kind: initial_state(jax.random.key(seed), kind)))
 
     def transition(key, state, action):
-        """Steps one state: (state, reward, terminated, truncated, whether the action is valid, whether it had no
-        effect).
+        """Steps one state.
+
+        Returns (state, reward, terminated, truncated, whether the action is valid, whether it had no effect).
         """
         is_action, unknown = action >= 0, game.unknown_action
         played = jnp.where(is_action, action, unknown or 0)

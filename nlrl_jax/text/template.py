@@ -136,8 +136,9 @@ def as_template(value: Template | str) -> Template:
 
 
 def _stripped_part(part: Part, strip: Callable[[str], str]) -> Part | None:
-    """Strips white space at one end of a part; None where nothing is left, and as it is where more than the part is
-    needed.
+    """Strips white space at one end of a part; None where nothing is left.
+
+    A choice with an option of white space alone stays as it is.
     """
     match part:
         case Literal():
