@@ -17,13 +17,13 @@ ACT = {name: i for i, name in enumerate(ACTIONS)}
 
 def test_a_game_imports_no_textures_and_no_window_and_nothing_before_it_is_made():
     code = (
-        "import sys, envs; assert 'craftax' not in sys.modules and 'gymnax' not in sys.modules\n"
+        "import sys; from nlrl_jax import envs; assert 'craftax' not in sys.modules and 'gymnax' not in sys.modules\n"
         "for make in (envs.make, envs.make_host):\n"
         "    sys.modules['craftax'] = None  # as if it were not installed\n"
         "    try: make('crafter'); assert False\n"
         "    except ValueError as error: assert \"package craftax: pip install 'nlrl_jax[crafter]'\" in str(error)\n"
         "del sys.modules['craftax']\n"
-        "nlrl_jax.envs.make('crafter')\n"
+        "envs.make('crafter')\n"
         "assert 'craftax' in sys.modules and 'pygame' not in sys.modules\n"
         "assert not [name for name in sys.modules if name.startswith('craftax') and 'render' in name]"
     )
