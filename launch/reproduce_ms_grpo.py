@@ -39,9 +39,8 @@ from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import evaluations
 from nlrl_jax.run.plots import Bar, Series, bars, compare
 from nlrl_jax.run.report import Episodes, Picture, Table, markdown, model_name, write_report
-from nlrl_jax.run.reports.ablation import over_seeds
 from nlrl_jax.run.sizing import GIB, bytes_of, compile_update, matmul_rate, work_of
-from nlrl_jax.statistics import deviation, header
+from nlrl_jax.statistics import deviation, estimate, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 from nlrl_jax.weights.load import load_config, load_tokenizer
@@ -128,7 +127,7 @@ def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
                     "trained on": VARIANTS[trained],
                     "evaluated on": title,
                     "start": f"{start:.3f}",
-                    "final": over_seeds(final),
+                    "final": estimate(final).text(".3f"),
                     "change": f"{final.mean() - start:+.3f}",
                     "deviation": f"{deviation(final):.3f}" if len(final) > 1 else "–",
                     "best run": f"{final.max():.3f}",

@@ -19,6 +19,7 @@ iteration. `--format_examples` first teaches the reply format, with random advan
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import random
 from collections.abc import Callable
@@ -71,6 +72,7 @@ class RunConfig:
         names={"max_length": "row_tokens"},
         without=("schedule", "warmup", "weight_decay", "clip_norm", "b2", "seed"),
     )
+    positions_dir: str = option("", "the folder of positions, which several runs may share; empty: RUN_DIR/data")
     seed: int = seed_option("everything random follows from it")
 
     def __post_init__(self):
@@ -229,7 +231,8 @@ def main(argv: list[str]) -> None:
         return
     validate(config, ask=not flags.FLAGS.resume)
     run_dir, resume = COMMAND.open(config)
-    parts = parts_of(config, run_dir, models.ledger(run_dir), run_dir / "data", run_dir)
+    data = pathlib.Path(os.path.expanduser(config.positions_dir)) if config.positions_dir else run_dir / "data"
+    parts = parts_of(config, run_dir, models.ledger(run_dir), data, run_dir)
     stored = language_td_run.train(*parts, SCRIPT, config.iterations, resume)
     before, after = stored["before"], stored["after"]
     print(markdown(language_td_report.table(stored, config.thresholds)))

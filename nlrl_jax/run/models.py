@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,6 +46,9 @@ class Endpoint(EndpointOptions):
     endpoint_model: str = option("", "endpoint: the server's name for the model")
     endpoint_tokenizer: str = option(
         "", "endpoint: its tokenizer as a folder or Hub id, to send prompts as text to /completions; empty: as chats"
+    )
+    cache_dir: str = option(
+        "", "endpoint: the folder of replies that are paid for, which several runs may share; empty: RUN_DIR/cache"
     )
 
 
@@ -149,7 +153,8 @@ def large_model(
     model = EndpointModel(endpoint, endpoint.endpoint_model, usage, render=render)
     usage.take(_checks)
     if processes.first():  # a folder only for a valid endpoint
-        cache = DiskCache(run_dir / "cache")
+        folder = pathlib.Path(os.path.expanduser(endpoint.cache_dir)) if endpoint.cache_dir else run_dir / "cache"
+        cache = DiskCache(folder)
         model = dataclasses.replace(model, cache=cache, cached_as=_first_address(cache, endpoint.url))
     return Metered(FromFirst(model) if processes.several() else model, usage)
 

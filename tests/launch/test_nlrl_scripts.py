@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nlrl_jax.config import make, replace
-from nlrl_jax.launch import ablate, train_language_actor_critic
+from nlrl_jax.config import make
+from nlrl_jax.launch import train_language_actor_critic
 from nlrl_jax.run import exchanges, models, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.nlrl import actor_critic as actor_critic_run
-from nlrl_jax.run.reports import ablation
 from nlrl_jax.types import Chat, Piece
-from tests.launch.scripts import refusal, run
+from tests.launch.scripts import run
 
 ACTOR_CRITIC = [
     "--opponent=first_move", "--games=2", "--format_examples=4", "--eval_games=2", "--max_tokens=6", "--epochs=1",
@@ -177,55 +176,6 @@ def test_dry_runs_count_and_need_no_model(capsys, no_models):
     assert rows["judge (own)"] == (6 * 3000, 6 * 3000 * 512)
     ends, first = rows["value (own)"][0], rows["value (large)"][0]
     assert ends == 3 * first and 45_000 < first <= 4 * 45_000
-
-
-def test_ablations_count_what_their_endpoint_would_be_asked(capsys, no_models):
-    run("ablate", "--study=k", "--games=8", "--iterations=2", "--seeds=3", "--aggregator=endpoint", "--dry_run")
-    said = capsys.readouterr().out
-    assert said.count("aggregator and improver: endpoint") == 3 and said.count("3 times:") == 3
-    assert "aaw prompts no other model" in refusal("ablate", "--study=aaw", "--dry_run")
-
-
-def test_several_seeds_give_a_mean_and_its_interval(tmp_path):
-    folders = [tmp_path / f"seed_{n}" for n in range(3)]
-    for folder, values in zip(folders, ([0.5, 0.7], [0.6, 0.6], [0.7, 0.8])):
-        folder.mkdir()
-        (folder / "timings.jsonl").write_text('{"iteration": 0, "seconds": 2.5}\n{"iteration": 1, "seconds": 1.5}\n')
-        lines = [json.dumps({"iteration": n, "eval/win": value}) for n, value in enumerate(values)]
-        (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    line, row = ablation.in_iterations("a", folders, "win", [{"before": {"win": 0.4}, "after": {"win": 0.7}}] * 3)
-    np.testing.assert_allclose(line.ys, [[0.4, 0.5, 0.7], [0.4, 0.6, 0.6], [0.4, 0.7, 0.8]])
-    half = 4.3027 * np.std([0.7, 0.6, 0.8], ddof=1) / np.sqrt(3)
-    assert row["final"] == f"0.700 ± {half:.3f}" and row["start"] == "0.400 (all equal)" and row["seeds"] == "3"
-    assert row["final - first"] == f"0.100 ± {4.3027 * np.std([0.2, 0.0, 0.1], ddof=1) / np.sqrt(3):.3f}"
-    assert row["seconds a run"] == "4" and ablation.over_seeds([0.25]) == "0.250"
-
-
-@pytest.mark.slow
-def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_path):
-    small = ["--iterations=1", "--games=4", "--eval_games=4", "--opponent=first_move", f"--run_dir={tmp_path / 'run'}"]
-    run("ablate", "--study=mask", *small)
-    parts = tmp_path / "run" / "actor_critic"
-    trained = (parts / "base" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns
-    run("ablate", "--study=mask,buffer", "--resume", *small)
-    assert (parts / "base" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns == trained
-    assert sorted(path.name for path in parts.iterdir()) == ["base", "buffer_1", "buffer_2", "mask_False"]
-    assert (tmp_path / "run" / "ablation.png").stat().st_size > 0
-    table = (tmp_path / "run" / "table.md").read_text().splitlines()
-    assert "± is the half-width of the 95 % interval" in table[0] and table[1] == ""
-    assert len(table) == 4 + 2 + 3 and table[4].split("|")[3:] == table[8].split("|")[3:]  # the base, in both
-
-
-def test_the_settings_of_an_ablation_differ_from_its_base_in_one_field():
-    config = ablate.AblationConfig(study="epochs,k,buffer,games,top_m,mask", iterations=3)
-    found = [*ablate.settings_of(config)]
-    base, runs = ablate.base_of(config, "k"), {(study, label): run for study, label, run, _ in found}
-    folders = [ablate.folder_of(run, base) for run in runs.values()]
-    assert folders.count("base") == 6 and len(set(folders)) == len(folders) - 5
-    assert "k_2" in folders and runs["k", "K_MC = 2"] == replace(base, k=2)
-    assert base.iterations == 3 and base.learning.games == 128
-    with pytest.raises(ValueError, match="'k,states'"):
-        ablate.AblationConfig(study="k,states")
 
 
 def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():

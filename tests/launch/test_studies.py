@@ -1,12 +1,9 @@
-"""The evaluation matrix and the ablations at the smallest scale, and the plan of a large one."""
+"""The evaluation matrix at the smallest scale, and the plan of a large one."""
 
-import json
-
-import numpy as np
 import pytest
 
 from nlrl_jax.config import make
-from nlrl_jax.launch import ablate, reproduce_ms_grpo, train_dqn, train_ms_grpo
+from nlrl_jax.launch import reproduce_ms_grpo, train_dqn, train_ms_grpo
 from nlrl_jax.run import report, results, sizing
 from nlrl_jax.run.metrics import read_metrics, read_rows
 from tests.launch import scripts
@@ -96,77 +93,3 @@ def test_the_plan_counts_tokens_and_operations():
     assert work.flop == 2 * policy.model.config.num_params * passes
     assert reproduce_ms_grpo.QWEN25_3B.num_params == pytest.approx(3.09e9, rel=0.01)  # as its model card says
     assert 1e8 < sizing.matmul_rate(256) < 1e15
-
-
-def runs_of(**options):
-    """(base, label -> config) of the first study."""
-    (study, *_, base), *_ = found = [*ablate.settings_of(ablate.AblationConfig(**options))]
-    return base, {label: run for one, label, run, _ in found if one == study}
-
-
-def test_the_settings_of_the_studies():
-    base, runs = runs_of(study="aaw")
-    assert {(c.learning.group_size, c.learning.group_sample) for c in runs.values()} == {
-        (100, 25), (100, 50), (100, 100), (25, 25), (50, 25),
-    }  # fmt: skip
-    assert len({ablate.folder_of(c, base) for c in runs.values()}) == 6
-    base, runs = runs_of(study="aaw_control", seed=7)
-    own = [run.learning for run in runs.values()]
-    settings = [(one.group_size, one.group_sample, one.sampling_temperature) for one in own]
-    assert settings == [(100, 25, 0.1), (100, 100, 0.1), (100, 25, 1e6), (25, 25, 0.1)]
-    assert base.seed == 7 and len({ablate.folder_of(c, base) for c in runs.values()}) == 4
-    base, runs = runs_of(study="credit")
-    assert [run.learning.credit for run in runs.values()] == ["episode", "turn"]
-    assert [ablate.folder_of(run, base) for run in runs.values()] == ["base", "credit_turn"]
-    base, runs = runs_of(study="sampling")
-    assert [(run.sampling.temperature, run.sampling.top_k) for run in runs.values()] == [
-        (0.5, 3), (1.0, 3), (1.5, 3), (2.0, 3), (1.5, 2), (1.5, 10), (1.5, 0),
-    ]  # fmt: skip
-    assert {(run.learning.group_size, run.learning.group_sample) for run in runs.values()} == {(100, 25)}
-    base, runs = runs_of(study="alpha")
-    assert [run.guidance.alpha for run in runs.values()] == [0.1, 0.5, 1.0]
-    assert [ablate.folder_of(run, base) for run in runs.values()] == ["base", "alpha_0.5", "alpha_1.0"]
-    assert (base.game, base.methods, base.seeds, base.iterations) == ("hopper", "PPO,ULTRA-RA", 3, 50)
-    base, runs = runs_of(study="learning_rate", game="pong", iterations=7)
-    assert [run.learning_rate for run in runs.values()] == [1e-3, 1e-4, 1e-5] and base.guidance.floor == 3.0
-    assert base.iterations == 7 and base.game == "pong"
-    script = ablate.train_language_actor_critic  # a study that repeats its run
-    usual = make(script.RunConfig, **script.PRESETS["nano"] | {"opponent": "random"})
-    assert runs_of(study="actor_critic", games=320) == (usual, {"actor-critic": usual})
-    with pytest.raises(ValueError, match="--study is 'aaw,epochs'; choose one or more of one algorithm"):
-        ablate.AblationConfig(study="aaw,epochs")
-
-
-@pytest.mark.slow
-def test_sweeps_of_ultra_refine_the_same_base_agents(tmp_path, monkeypatch):
-    from nlrl_jax.launch import reproduce_ultra
-
-    sizes = {
-        "cell": 8, "base_iterations": 1, "episodes": 4, "episode_steps": 60, "curve_episodes": 4, "eval_every": 1,
-    }  # fmt: skip
-    monkeypatch.setitem(reproduce_ultra.PRESETS, "quick", sizes)
-    args = ("--study=alpha", "--game=pong", "--seeds=2", "--iterations=1", "--eval_episodes=8")
-    scripts.run("ablate", *args, f"--run_dir={tmp_path}")
-    settings = [tmp_path / "ultra" / name for name in ("alpha_0.1", "base", "alpha_1.0")]
-    before = {results.read(folder / "PPO")["before"]["sampled"] for folder in settings}
-    assert len(before) == 1
-    table = (tmp_path / "table.md").read_text()
-    assert table.count("sampled action") == 3 and "alpha = 1.0" in table
-    scripts.run("ablate", *args, f"--run_dir={tmp_path}", "--resume")  # reads what is there
-    assert (tmp_path / "table.md").read_text() == table
-
-
-def test_series_is_in_seconds_without_the_compilation(tmp_path):
-    for seed, values in ((0, (0.2, 0.4)), (1, (0.0, 0.8))):
-        folder = tmp_path / f"seed_{seed}"
-        folder.mkdir()
-        lines = [{"iteration": i} | ({"eval/frozen_lake": values[i // 2]} if i % 2 else {}) for i in range(4)]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        seconds = [{"iteration": i, "seconds": s} for i, s in enumerate((60.0, 9.0, 4.0, 9.0))]
-        (folder / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in seconds))
-    result = {"before": {"frozen_lake": -0.5}, "after": {"frozen_lake": [0.4, 0.8]}, "seeds": [0, 1]}
-    line, row = ablate.in_seconds("a", tmp_path, "frozen_lake", result)
-    pace = (60 + 4) / 2 / 2
-    assert float(row["s/iteration"]) == pytest.approx(pace) and row["final"] == "0.600 ± 2.541"
-    np.testing.assert_allclose(line.ys, [[-0.5, 0.2, 0.4], [-0.5, 0.0, 0.8]])
-    np.testing.assert_allclose(line.x, pace * np.array([0, 2, 4]))

@@ -1,69 +1,163 @@
-"""Runs side by side: a table of settings and results, and a panel per metric.
+"""Finished or unfinished runs side by side: a table of settings and results, a panel per metric, and episodes.
 
-A run, or a group of seeds, is {"name", "config", "metrics": [{metric: values} of each seed], "results"}, as
-`nlrl-jax compare` reads it.
+Reads what every training script writes: config.json, metrics.jsonl, timings.jsonl and results.json.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nlrl_jax.run.metrics import words
+from nlrl_jax.run import plots
+from nlrl_jax.run.directory import holds_run, read_config
+from nlrl_jax.run.metrics import METRICS, TIMINGS, read_metrics, words
 from nlrl_jax.run.plots import SMOOTHING, Series, running_mean
-from nlrl_jax.run.report import distinct, number
-from nlrl_jax.statistics import estimate
+from nlrl_jax.run.report import Episodes, Picture, Table, distinct, number, write_report
+from nlrl_jax.run.reports import lac_seeds
+from nlrl_jax.run.results import RESULTS, read
+from nlrl_jax.statistics import estimate, header
 
-Run = Mapping[str, Any]
+Folders = Mapping[str, Sequence[pathlib.Path]]  # title of a group -> a folder per seed
+QUESTIONS = ("How did this run end?", "How do these runs differ, and how did they end?")  # of one run, of several
 SHOWN = ("return", "success", "env_return", "kl", "loss")  # and all evaluations
 LAST = 0.1  # share of the run that a final value is the mean of
 EVALUATED = "eval/"  # how the names of evaluations begin in metrics.jsonl
 WIDE = 6  # a table with more columns has a column per run instead of a row
+PACE = "seconds per iteration"
+
+
+class ComparedRun(NamedTuple):
+    """A run, a part of one, or the seeds of one setting.
+
+    Attributes:
+      name: the title, or the folder.
+      config: of the whole run; of several, the settings in which they are equal.
+      metrics: {metric: values [N]} of each seed, over the iterations that all have done; [] if there are none.
+      results: as `results.read` gives them, {} if there are none.
+      pace: seconds of an iteration that does not evaluate, nan if unknown.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, np.ndarray]]
+    results: Mapping[str, Any]
+    pace: float = math.nan
+
+    def evaluation(self, when: str) -> Mapping[str, Any]:
+        """Results "before" or "after", {} if there are none."""
+        return self.results.get(when, {})
+
+
+def parts_of(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The run's folder if it holds metrics, else every folder in it with metrics (or `seed_*` that have) or results."""
+    if (folder / METRICS).is_file():
+        return [folder]
+    paths = {path.parent for name in (METRICS, RESULTS) for path in folder.rglob(name)}
+    return sorted({path.parent if path.match("seed_*") else path for path in paths}) or [folder]
+
+
+def read_run(run_dir: pathlib.Path) -> ComparedRun:
+    """A run, or a part of one with all its seeds.
+
+    Raises:
+      ValueError: no run there, one with neither metrics nor results, or a damaged file.
+    """
+    whole = next((path for path in (run_dir, *run_dir.absolute().parents) if holds_run(path)), run_dir)
+    config = read_config(whole)
+    folders = sorted(path.parent for path in run_dir.glob(f"seed_*/{METRICS}")) or [run_dir]
+    seeds = _shortened([read_metrics(folder) for folder in folders])
+    stored = read(run_dir) if (run_dir / RESULTS).is_file() else {}
+    if not seeds and not stored:
+        raise ValueError(f"{run_dir} has no metrics yet")
+    return ComparedRun(str(run_dir), config, seeds, stored, _pace(folders, seeds))
+
+
+def read_group(title: str, folders: Sequence[pathlib.Path]) -> ComparedRun:
+    """The seeds of one setting as `read_run` gives one run; settings in which they differ are left out."""
+    first, *others = runs = [read_run(folder) for folder in folders]
+    if not others:
+        return first._replace(name=title)
+    results = dict(first.results)
+    for when in ("before", "after"):
+        ends = [run.evaluation(when) for run in runs]
+        shared = [name for name in ends[0] if all(name in end for end in ends)]
+        results[when] = {name: np.concatenate([np.ravel(end[name]) for end in ends]) for name in shared}
+    equal = [name for name in first.config if all(run.config.get(name) == first.config[name] for run in others)]
+    return ComparedRun(
+        title,
+        {name: first.config[name] for name in equal},
+        _shortened([seed for run in runs for seed in run.metrics]),
+        results,
+        float(np.mean([run.pace for run in runs])),
+    )
+
+
+def _shortened(seeds: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """Metrics of the iterations that all seeds have done; [] where one has none."""
+    done = min((len(seed["iteration"]) for seed in seeds), default=0)
+    return [{name: values[:done] for name, values in seed.items()} for seed in seeds] if done else []
+
+
+def _pace(folders: Sequence[pathlib.Path], seeds: Sequence[Mapping[str, np.ndarray]]) -> float:
+    """The median seconds of an iteration without an evaluation; seeds that train together share an iteration."""
+    timings = read_metrics(folders[0], TIMINGS)
+    if not seeds or not len(timings.get("seconds", ())):
+        return math.nan
+    evaluated = [np.isfinite(values) for name, values in seeds[0].items() if name.startswith(EVALUATED)]
+    at = seeds[0]["iteration"][np.any(evaluated, axis=0)] if evaluated else []
+    plain = timings["seconds"][~np.isin(timings["iteration"], at)]
+    return float(np.median(plain if len(plain) else timings["seconds"])) / len(folders)
 
 
 def labels(names: Sequence[str]) -> list[str]:
     """The shortest ends of the paths that differ."""
     parts = [pathlib.Path(name).absolute().parts for name in names]
-    short = lambda n: ["/".join(path[-n:]) for path in parts]
-    different = len(set(parts))
-    return next(short(n) for n in range(1, max(map(len, parts)) + 1) if len(set(short(n))) == different)
+    for length in range(1, max(map(len, parts)) + 1):
+        ends = ["/".join(path[-length:]) for path in parts]
+        if len(set(ends)) == len(set(parts)):
+            break
+    return ends
 
 
-def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def table(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """A row per run: the settings that differ, evaluations, the mean of each metric over the end of the run."""
-    names = list(dict.fromkeys(name for run in runs for name in run["config"]))
-    differing = [name for name in names if len({json.dumps(run["config"].get(name)) for run in runs}) > 1]
+    names = list(dict.fromkeys(name for run in runs for name in run.config))
+    differing = [name for name in names if len({json.dumps(run.config.get(name)) for run in runs}) > 1]
     rows = []
-    for run, label in zip(runs, labels([run["name"] for run in runs])):
-        metrics, before, after = run["metrics"], *(run["results"].get(when, {}) for when in ("before", "after"))
-        row = {"run": label} | {name: run["config"].get(name, "") for name in differing}
-        if metrics:
-            row["iterations done"] = int(metrics[0]["iteration"][-1]) + 1
+    for run, label in zip(runs, labels([run.name for run in runs])):
+        before, after = run.evaluation("before"), run.evaluation("after")
+        row = {"run": label} | {name: run.config.get(name, "") for name in differing}
+        if run.metrics:
+            row["iterations done"] = int(run.metrics[0]["iteration"][-1]) + 1
         for name in sorted(dict.fromkeys([*before, *after]), key=lambda name: name != "success"):
             ends = [_spread(np.ravel(evaluation[name])) for evaluation in (before, after) if name in evaluation]
             row[f"{words(name.removeprefix(EVALUATED))} (before → after)"] = " → ".join(ends)
-        row |= {words(name): _final([seed[name] for seed in metrics]) for name in _shown(run)}
+        row |= {words(name): _final([seed[name] for seed in run.metrics]) for name in _shown(run)}
+        if math.isfinite(run.pace):
+            row[PACE] = f"{run.pace:.3g}"
         rows.append(row)
     return rows
 
 
-def _shown(run: Run) -> list[str]:
+def _shown(run: ComparedRun) -> list[str]:
     """The metrics of the page that a run has; the combinations of a sweep are too many for it."""
-    every = set.intersection(*map(set, run["metrics"])) if run["metrics"] else set()
-    evaluations = sorted(name for name in every if name.startswith(EVALUATED) and "=" not in name)
-    return [name for name in (*SHOWN, *evaluations) if name in every]
+    common = set.intersection(*map(set, run.metrics)) if run.metrics else set()
+    evaluations = sorted(name for name in common if name.startswith(EVALUATED) and "=" not in name)
+    return [name for name in (*SHOWN, *evaluations) if name in common]
 
 
-def _final(seeds: list[np.ndarray]) -> str:
+def _final(seeds: Sequence[np.ndarray]) -> str:
     """The mean of the end, over seeds."""
     ends = []
     for values in seeds:
-        there = values[np.isfinite(values)]
-        ends.append(there[-max(1, round(LAST * len(there))) :].mean() if len(there) else np.nan)
+        finite = values[np.isfinite(values)]
+        ends.append(finite[-max(1, round(LAST * len(finite))) :].mean() if len(finite) else np.nan)
     return _spread(np.array(ends))
 
 
@@ -71,28 +165,32 @@ def _spread(values: np.ndarray) -> str:
     return estimate(values).text(".4g", ".2g") if len(values) > 1 else number(float(values[0]))
 
 
-def curves(runs: Sequence[Run]) -> tuple[dict[str, list[Series]], list[str]]:
+def curves(runs: Sequence[ComparedRun], in_seconds: bool = False) -> tuple[dict[str, list[Series]], list[str]]:
     """(a panel per metric with a line per run, a running mean; the metrics left out because they have one value in all
-    runs). A metric that repeats an earlier one has no panel."""
+    runs). A metric that repeats an earlier one has no panel.
+
+    Args:
+      in_seconds: x is the time that training took without compiling and evaluating, not the iterations done.
+    """
     panels: dict[str, list[Series]] = {}
-    for run, label in zip(runs, labels([run["name"] for run in runs])):
-        before = {name.removeprefix(EVALUATED): value for name, value in run["results"].get("before", {}).items()}
+    for run, label in zip(runs, labels([run.name for run in runs])):
+        before = {name.removeprefix(EVALUATED): value for name, value in run.evaluation("before").items()}
         for name in _shown(run):
-            ys = np.array([seed[name] for seed in run["metrics"]])
-            there = np.isfinite(ys).all(axis=0)
-            x, ys = run["metrics"][0]["iteration"][there] + 1, ys[:, there]
+            ys = np.array([seed[name] for seed in run.metrics])
+            finite = np.isfinite(ys).all(axis=0)
+            x, ys = run.metrics[0]["iteration"][finite] + 1, ys[:, finite]
             if name.startswith(EVALUATED) and name.removeprefix(EVALUATED) in before:
                 start = np.broadcast_to(before[name.removeprefix(EVALUATED)], len(ys))
                 x, ys = np.concatenate([[0], x]), np.concatenate([start[:, None], ys], axis=1)
             if len(x):
-                panels.setdefault(name, []).append(Series(label, x, ys))
+                panels.setdefault(name, []).append(Series(label, run.pace * x if in_seconds else x, ys))
     values = {name: np.concatenate([line.ys.ravel() for line in lines]) for name, lines in panels.items()}
-    flat = [name for name in panels if np.ptp(values[name]) == 0]
+    constant = [name for name in panels if np.ptp(values[name]) == 0]
     drawn: dict[str, list[Series]] = {}
     for name, lines in panels.items():
-        if name not in flat and not any(_same(lines, others) for others in drawn.values()):
+        if name not in constant and not any(_same(lines, others) for others in drawn.values()):
             drawn[name] = lines
-    return {words(name): [_smooth(line) for line in lines] for name, lines in drawn.items()}, [*map(words, flat)]
+    return {words(name): [_smooth(line) for line in lines] for name, lines in drawn.items()}, [*map(words, constant)]
 
 
 def _smooth(line: Series) -> Series:
@@ -105,13 +203,110 @@ def _same(lines: Sequence[Series], others: Sequence[Series]) -> bool:
     return len(lines) == len(others) and all(np.array_equal(a.ys, b.ys) and np.array_equal(a.x, b.x) for a, b in pairs)
 
 
-def summary(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
+def summary(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], list[str]]:
     """(the table without metrics that are 0 or repeat another, transposed if wide; sentences about these metrics)."""
     rows = table(runs)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    settings = {"run", "iterations done"}.union(*(run["config"] for run in runs))
+    settings = {"run", "iterations done"}.union(*(run.config for run in runs))
     metrics, hidden = distinct({n: [row.get(n, "") for row in rows] for n in columns if n not in settings})
     visible = [name for name in columns if name in settings or name in metrics]
     if len(visible) <= max(WIDE, len(rows)):
         return [{name: row.get(name, "") for name in visible} for row in rows], hidden
     return [{"": name} | {row["run"]: row.get(name, "") for row in rows} for name in visible if name != "run"], hidden
+
+
+def groups_of(names: Sequence[str]) -> dict[str, list[pathlib.Path]]:
+    """{title: the folders of its seeds} of TITLE=A,B,C; a part of any other run is a group by itself, under its path.
+
+    Folders may have "=" and "," in their names: what exists counts.
+
+    Raises:
+      ValueError: a title or a folder of a group comes twice.
+    """
+    groups: dict[str, list[pathlib.Path]] = {}
+    for name in names:
+        if not is_group(name):
+            groups |= {str(part): [part] for part in parts_of(pathlib.Path(os.path.expanduser(name)))}
+            continue
+        signs = [i for i, character in enumerate(name) if character == "="]
+        splits = [(name[:i], _listed(name[i + 1 :])) for i in signs]
+        title, folders = next((split for split in splits if all(map(os.path.exists, split[1]))), splits[-1])
+        if title in groups or len(set(folders)) < len(folders):
+            raise ValueError(f"{name} names a group or a folder twice; a seed counts once")
+        groups[title] = folders
+    return groups
+
+
+def is_group(name: str) -> bool:
+    """Whether an argument is TITLE=A,B,C and not a folder."""
+    return "=" in name and not os.path.exists(os.path.expanduser(name))
+
+
+def _listed(text: str) -> list[pathlib.Path]:
+    """The folders of a list with commas between them; a folder's own commas stay where it exists."""
+    commas = [i for i, character in enumerate(text) if character == ","]
+    for end in (len(text), *reversed(commas)):
+        if os.path.exists(os.path.expanduser(text[:end])):
+            rest = text[end + 1 :]
+            return [pathlib.Path(os.path.expanduser(text[:end])), *(_listed(rest) if rest else [])]
+    first, comma, rest = text.partition(",")
+    return [pathlib.Path(os.path.expanduser(first)), *(_listed(rest) if comma else [])]
+
+
+def rounds_picture(out: pathlib.Path) -> pathlib.Path:
+    """The picture of LAC's loop beside a page."""
+    return out.with_name(f"{out.stem}_rounds.png")
+
+
+def write(
+    groups: Folders, out: pathlib.Path, titled: bool, in_seconds: bool = False, title: str = ""
+) -> tuple[list[Table], list[pathlib.Path]]:
+    """Writes the page and its pictures.
+
+    Args:
+      groups: at least one; see `groups_of`. out: the page.
+      titled: the groups are seeds of settings; those of LAC's loop also get a table by round.
+      in_seconds: curves are against seconds of training.
+      title: by default the names of the runs.
+
+    Returns:
+      (its tables, the page and the pictures).
+    """
+    runs = [read_group(title, folders) for title, folders in groups.items()]
+    first, alone = runs[0], len(runs) == 1
+    panels, constant = curves(runs, in_seconds)
+    axis = "seconds of training" if in_seconds else "iteration"
+    drawn = [plots.compare(panels, out.with_suffix(".png"), axis, "", errors=True)] if panels else []
+    rows, hidden = summary(runs)
+    names = labels([run.name for run in runs])
+    compared = " and ".join(names) if len(runs) < 4 else f"{len(runs)} runs"
+    title = title or (f"{first.name}: before and after" if alone else f"{compared} compared")
+    games = {run.config.get("game", "") for run in runs}
+    title += f" on {games.pop()}" if len(games) == 1 and any(games) else ""
+    notes = [
+        f"{header('the seeds of a run')} Metrics without an arrow are means over the last tenth of the run. The "
+        f"configuration below is that of {first.name}.",
+        *([f"Constant in all runs, so not drawn: {', '.join(constant)}."] if constant else []),
+        *([f"Not shown: {'; '.join(hidden)}."] if hidden else []),
+    ]
+    loops = titled and all(lac_seeds.SUCCESS in run.results.get("rounds", [()])[0] for run in runs)
+    rounds = lac_seeds.blocks(groups, rounds_picture(out)) if loops else []
+    results = Table("Results", rows, " ".join(notes))
+    left, right = ((first, "before"), (first, "after")) if alone else ((runs[0], "after"), (runs[1], "after"))
+    shown = [run.results.get("transcripts", {}).get(when, []) for run, when in (left, right)]
+    caption = f"Running means of metrics by {axis}; bands: 95 % intervals of the mean over seeds."
+    page = write_report(
+        out.parent,
+        title=title,
+        question=QUESTIONS[not alone],
+        config=first.config,
+        blocks=[
+            *rounds,
+            results,
+            *(Picture(path, caption) for path in drawn),
+            Episodes(*shown, ("before", "after") if alone else (names[0], names[1])),
+        ],
+        legend=first.results.get("legend", {}),
+        name=out.name,
+    )
+    return [*(block for block in rounds if isinstance(block, Table)), results], [page, *drawn]
