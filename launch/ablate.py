@@ -183,32 +183,32 @@ def read_options(text: str) -> dict[str, str | None]:
     return options
 
 
-def shared_options(study: Study, given: Options, run_dir: pathlib.Path) -> Options:
-    """The options of all runs of a study: its own, and those given."""
+def shared_options(study: Study, extra: Options, run_dir: pathlib.Path) -> Options:
+    """The options of all runs of a study: its own, and extra ones."""
     options = dict(study.options)
     if study.script == "train_ms_grpo":
-        if given.get("model", "nano") not in BUILT_IN:
+        if extra.get("model", "nano") not in BUILT_IN:
             options = {"game": "frozen_lake", "eval_every": 50, "eval_episodes": 100}
-        elif "iterations" in given:
-            options["decay_steps"] = int(given["iterations"]) * 5 // 4
-    if "endpoint" in given.values():
+        elif "iterations" in extra:
+            options["decay_steps"] = int(extra["iterations"]) * 5 // 4
+    if "endpoint" in extra.values():
         options["cache_dir"] = run_dir / "cache"  # settings share the replies that are paid for
-    return options | given
+    return options | extra
 
 
 def planned(config: AblationConfig, run_dir: pathlib.Path) -> Iterator[Planned]:
     """Every run of the studies; several may be in one folder, and are one run."""
-    given, trained = read_options(config.options), None
+    extra, trained = read_options(config.options), None
     for name in listed("study", config.study):
         study = STUDIES[name]
-        shared, seeds = shared_options(study, given, run_dir), config.seeds or study.seeds
+        shared, seeds = shared_options(study, extra, run_dir), config.seeds or study.seeds
         for label, setting in study.settings.items():
             differing = [key for key, value in setting.items() if str(value) != str(shared.get(key))]
             place = run_dir / study.script / ("-".join(f"{key}_{setting[key]}" for key in differing) or "base")
             options = shared | setting
             if study.script == "reproduce_ultra":  # its seeds, and base agents that the first setting trains
                 options |= {"seed": config.seed, "seeds": seeds}
-                if trained and trained != place and "base" not in given:
+                if trained and trained != place and "base" not in extra:
                     options["base"] = trained
                 trained = trained or place
                 yield Planned(name, label, place, command_line(study.script, options), seeds)
@@ -225,14 +225,14 @@ def command_line(script: str, options: Options) -> list[str]:
     return [script, *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items())]
 
 
-def call(command: list[str], *more: str) -> None:
+def call(command: list[str], *options: str) -> None:
     """Runs a script in a process of its own, which prints where this one does.
 
     Raises:
       ValueError: it has failed, after it said why.
     """
-    if subprocess.run([sys.executable, "-m", "nlrl_jax.launch", *command, *more]).returncode:
-        raise ValueError(f"stopped: nlrl-jax {shlex.join([*command, *more])}")
+    if subprocess.run([sys.executable, "-m", "nlrl_jax.launch", *command, *options]).returncode:
+        raise ValueError(f"stopped: nlrl-jax {shlex.join([*command, *options])}")
 
 
 def train(runs: Iterable[Planned], run_dir: pathlib.Path) -> None:
@@ -296,13 +296,13 @@ def main(argv: list[str]) -> None:
 
 def gathered(arguments: list[str]) -> list[str]:
     """A command line on which the options of the runs have become one --options."""
-    ours, theirs, into = [], [], None
+    own_words, run_words, into = [], [], None
     for word in arguments:
         if word.startswith("--"):
             name = word[2:].partition("=")[0]
-            into = ours if name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS else theirs
-        (ours if into is None else into).append(word)
-    return [*ours, *([f"--options={shlex.join(theirs)}"] if theirs else [])]
+            into = own_words if name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS else run_words
+        (own_words if into is None else into).append(word)
+    return [*own_words, *([f"--options={shlex.join(run_words)}"] if run_words else [])]
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ def main(argv: list[str]) -> None:
     if not names or not all(names):
         raise ValueError("name the runs: nlrl-jax compare runs/a runs/b")
     groups, titled = groups_of(names), is_group(names[0])
-    beside = next(iter(groups.values()))[0] if titled else pathlib.Path(names[0])
-    out = page_of(flags.FLAGS.out or beside / "comparison.html")
+    folder = next(iter(groups.values()))[0] if titled else pathlib.Path(names[0])
+    out = page_of(flags.FLAGS.out or folder / "comparison.html")
     out.parent.mkdir(parents=True, exist_ok=True)
     tables, (page, *pictures) = comparison.write(groups, out, titled, flags.FLAGS.against == "seconds")
     for table in tables[:-1]:  # those of LAC's loop

@@ -38,7 +38,7 @@ from nlrl_jax.run import app, loop, players, targets
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import evaluations
 from nlrl_jax.run.plots import Bar, Series, bars, compare
-from nlrl_jax.run.report import Episodes, Picture, Table, markdown, model_name, write_report
+from nlrl_jax.run.report import EpisodePairs, Picture, Table, markdown, model_name, write_report
 from nlrl_jax.run.sizing import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.statistics import deviation, estimate, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -229,7 +229,7 @@ def reproduce(
                 "Evaluations while the agents learn; bands: one standard deviation; dashed: the best run.",
             ),
             Picture(figure_2(run_dir, results, dqn), "Every agent on every variant; bars: one standard deviation."),
-            Episodes(*transcripts),
+            EpisodePairs(*transcripts),
         ],
     )
     own = [f"{g} {results[g]['before'][g]:.3f} -> {np.mean(results[g]['after'][g]):.3f}" for g in configs]

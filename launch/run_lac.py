@@ -50,7 +50,7 @@ from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
 from nlrl_jax.run import app, limits, models, players, results
-from nlrl_jax.run.dry_run import Plan
+from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.host_games import prompts
 from nlrl_jax.run.host_games.prompts import PromptConfig
@@ -268,7 +268,7 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
         imagine.NOTE: lambda context, rng: f"{dialogues.VERDICT} {dialogues.UNKNOWN}.",
         imagine.CRITIC: lambda context, rng: "1/2",
     }
-    plan = Plan(scripts, can_score=config.lac.critic != "direct")
+    plan = CallPlan(scripts, can_score=config.lac.critic != "direct")
     for name in methods.parse(config.methods):
         model = plan.model(len(tasks) / len(few), name)
         dialogue = prompts.dialogue_of(

@@ -45,12 +45,12 @@ from nlrl_jax.envs.maze.rule_based import SCRIPTS
 from nlrl_jax.files import write_json
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, models, results
-from nlrl_jax.run.dry_run import Plan
+from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_gpi as gpi_report
-from nlrl_jax.run.reports.language_gpi import TABLE_1, Results, Row, first_and_last, mean_return, summarize
+from nlrl_jax.run.reports.language_gpi import TABLE_1, GPIMethod, Results, first_and_last, mean_return, summarize
 from nlrl_jax.types import LanguageModel, LanguageModelError, Sampling
 
 SCRIPT = "run_language_gpi"
@@ -86,10 +86,10 @@ class GPIRunConfig:
         check(self)
         self.jobs()
 
-    def jobs(self) -> list[tuple[str, Row]]:
+    def jobs(self) -> list[tuple[str, GPIMethod]]:
         """Every maze with every row. Raises ValueError for an unknown one."""
         names = [mazes.maze(name) and name for name in listed("mazes", self.mazes)]
-        return list(itertools.product(names, map(Row.of, listed("rows", self.rows))))
+        return list(itertools.product(names, map(GPIMethod.of, listed("rows", self.rows))))
 
     @property
     def model_name(self) -> str:
@@ -112,7 +112,7 @@ def draw_starts(maze: mazes.Maze, count: int, seed: int) -> list[int]:
     return [int(cell) for _ in range(rounds) for cell in rng.permutation(maze.starts)][:count]
 
 
-def play(config: GPIRunConfig, maze_name: str, row: Row, model: LanguageModel) -> dict[str, Any]:
+def play(config: GPIRunConfig, maze_name: str, row: GPIMethod, model: LanguageModel) -> dict[str, Any]:
     """All episodes of a row in lockstep.
 
     Returns:
@@ -166,7 +166,7 @@ def play(config: GPIRunConfig, maze_name: str, row: Row, model: LanguageModel) -
     }
 
 
-def _seed(config: GPIRunConfig, maze_name: str, row: Row, t: int) -> int:
+def _seed(config: GPIRunConfig, maze_name: str, row: GPIMethod, t: int) -> int:
     """A seed for each step of each row, independent of the other rows of a run."""
     name = int.from_bytes(f"{maze_name}/{row.name}".encode())
     return int(np.random.SeedSequence([config.seed, name, t]).generate_state(1)[0] >> 1)
@@ -249,7 +249,7 @@ def write_results(config: GPIRunConfig, run_dir: pathlib.Path, finished: Results
 
 def dry_run(config: GPIRunConfig) -> str:
     """Calls and tokens of every row, counted in a few episodes that rules play."""
-    small, plan = replace(config, starts=min(config.starts, 5), seeds=1), Plan(SCRIPTS)
+    small, plan = replace(config, starts=min(config.starts, 5), seeds=1), CallPlan(SCRIPTS)
     episodes = config.starts * config.seeds
     for maze, row in config.jobs():
         play(small, maze, row, plan.model(episodes / small.starts, f"{maze} {row.name}"))

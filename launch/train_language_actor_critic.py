@@ -42,7 +42,7 @@ from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import app, exchanges, loop, models, players, results
 from nlrl_jax.run.directory import check_done
-from nlrl_jax.run.dry_run import Plan
+from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.nlrl import actor_critic
 from nlrl_jax.run.nlrl.actor_critic import Trainer
@@ -209,7 +209,7 @@ def validate(config: RunConfig, ask: bool) -> None:
 def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
     """Calls and tokens, counted in an iteration and its evaluation with rules in the models' place."""
     own = {"policy": scripts.random_policy, "candidates": scripts.random_policy, "value": scripts.random_value}
-    given, plan = config.models, Plan(scripts.scripts(config.words) | own)
+    given, plan = config.models, CallPlan(scripts.scripts(config.words) | own)
     repeats = config.iterations * len(opponents)
     model, large = plan.model(repeats, is_paid=False), plan.model(repeats, is_paid=given.is_paid)
     learn = lambda model, pairs: (model, {})

@@ -39,7 +39,7 @@ from nlrl_jax.envs.breakthrough import rule_based as scripts
 from nlrl_jax.envs.breakthrough.rules import board_game
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, models, players
-from nlrl_jax.run.dry_run import Plan
+from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.nlrl import language_td as language_td_run
 from nlrl_jax.run.nlrl.language_td import Sides, Trainer
 from nlrl_jax.run.nlrl.models import Models
@@ -155,15 +155,13 @@ def _grid(board: str) -> str:
     return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
 
 
-def parts_of(
-    config: RunConfig, run_dir: pathlib.Path, usage: Usage, data: pathlib.Path, paid: pathlib.Path
-) -> tuple[Trainer, Callable, Callable]:
-    """The first arguments of `run.nlrl.language_td.train`: the run, what does not learn beside it, and its page.
+def parts_of(config: RunConfig, run_dir: pathlib.Path, usage: Usage) -> tuple[Trainer, Callable, Callable]:
+    """The first arguments of `run.nlrl.language_td.train`: the run, what does not learn beside it, and its page."""
 
-    Args:
-      data: where positions are, or will be, kept. paid: where an endpoint's replies are cached.
-    """
-    large = lambda name: config.models.large(name, scripts.SCRIPTS, paid, usage)
+    def large(name: str) -> LanguageModel:
+        return config.models.large(name, scripts.SCRIPTS, run_dir, usage)
+
+    data = pathlib.Path(os.path.expanduser(config.positions_dir)) if config.positions_dir else run_dir / "data"
     trainer = trainer_of(config, run_dir, usage, large(config.models.aggregator), data)
     greedy = dataclasses.replace(config.learning.aggregation, temperature=0.0)
 
@@ -196,7 +194,7 @@ def dry_run(config: RunConfig) -> str:
     train, tests = data.states // times, data.test_states // times
     sample = language_td_data.sample(board_game(), data, train + tests, jax.random.key(seed))
     views = [s.view for s in sample[train:]]
-    plan = Plan(scripts.SCRIPTS | {"judge": scripts.material})
+    plan = CallPlan(scripts.SCRIPTS | {"judge": scripts.material})
     judge = plan.model(times * (iterations + 2), "{} (own)", is_paid=False)
     language_td.judge(views, config.roles, judge, config.learning.values, seed)
     # The first iteration asks the large model for its values, all others the model that learns: two are played.
@@ -231,8 +229,7 @@ def main(argv: list[str]) -> None:
         return
     validate(config, ask=not flags.FLAGS.resume)
     run_dir, resume = COMMAND.open(config)
-    data = pathlib.Path(os.path.expanduser(config.positions_dir)) if config.positions_dir else run_dir / "data"
-    parts = parts_of(config, run_dir, models.ledger(run_dir), data, run_dir)
+    parts = parts_of(config, run_dir, models.ledger(run_dir))
     stored = language_td_run.train(*parts, SCRIPT, config.iterations, resume)
     before, after = stored["before"], stored["after"]
     print(markdown(language_td_report.table(stored, config.thresholds)))

@@ -1,5 +1,5 @@
-"""Warnings about training: measures of `algorithms/collapse.py` that have fallen off, for the page, and, while a run
-trains, batches that hold nothing to learn from; for both, games that pay nothing.
+"""Warnings about training: measures of `algorithms/collapse.py` that fall, batches without a learning signal, and
+games that pay no reward. `warnings` is for a run's page, `Watch` for a run that trains.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ def warnings(run_dir: str | os.PathLike) -> list[str]:
     if len(metrics["iteration"]) < 2 * _ENDS:
         return []
     n = max(len(metrics["iteration"]) // 10, _ENDS)
-    ends = {name: (np.mean(metrics[name][:n]), np.mean(metrics[name][-n:])) for name in MEASURES if name in metrics}
-    found = []
+    # (mean of the first n iterations, of the last n) of each measure
+    means = {name: (np.mean(metrics[name][:n]), np.mean(metrics[name][-n:])) for name in MEASURES if name in metrics}
+    sentences = []
 
     def check(name: str, bad: bool, sentence: str) -> None:
         if bad:
-            first, last = ends[name]
-            found.append(f"{sentence} ({name} {first:.3g} in the first {n} iterations, {last:.3g} in the last {n}).")
+            first, last = means[name]
+            sentences.append(
+                f"{sentence} ({name} {first:.3g} in the first {n} iterations, {last:.3g} in the last {n})."
+            )
 
-    if "surprisal" in ends:
-        first, last = ends["surprisal"]
+    if "surprisal" in means:
+        first, last = means["surprisal"]
         check("surprisal", last < 0.05 * first, "The model hardly explores any more: almost every token is certain")
         check("surprisal", last > 2 * first + 0.5, "Replies turn into noise: their tokens have become unlikely")
-    if "distinct_replies" in ends:
-        first, last = ends["distinct_replies"]
+    if "distinct_replies" in means:
+        first, last = means["distinct_replies"]
         check("distinct_replies", last < first / 4, "Replies have become alike")
-    if "state_dependence" in ends:
-        first, last = ends["state_dependence"]
+    if "state_dependence" in means:
+        first, last = means["state_dependence"]
         best = max(first, float(np.max(metrics["state_dependence"])))
         check("state_dependence", last < 0.1 * best, "Replies hardly depend on the state any more")
-    if "return_spread" in ends:
-        first, last = ends["return_spread"]
+    if "return_spread" in means:
+        first, last = means["return_spread"]
         check("return_spread", last < 0.1 * first, "Episodes of a group end alike, so there is little to learn from")
     if "env_return" in metrics and not np.any(metrics["env_return"][-max(n, _UNPAID) :]):
-        found.append(f"T{_unpaid(max(n, _UNPAID))[1:]}.")
-    return found
+        sentences.append(f"T{_unpaid(max(n, _UNPAID))[1:]}.")
+    return sentences
 
 
 class Watch:
@@ -67,39 +70,43 @@ class Watch:
 
     def __call__(self, metrics: Mapping[str, float]) -> list[str]:
         self._rows.append(metrics)
-        mean = lambda name: float(np.mean([row.get(name, np.nan) for row in self._rows]))
-        if mean("success") > 0.9:
+        if self._mean("success") > 0.9:
             return []
-        found, lately, last = {}, f"of the last {_ENOUGH} iterations", list(self._rows)[-_IN_VAIN:]
-        enough = len(self._rows) == _ENOUGH
-        most = max(row.get("surprisal", 1.0) for row in last)
+        warnings: dict[str, str] = {}
+        lately, last = f"of the last {_ENOUGH} iterations", list(self._rows)[-_IN_VAIN:]
+        is_full = len(self._rows) == _ENOUGH
+        surprisal = max(row.get("surprisal", 1.0) for row in last)
         if len(last) == _IN_VAIN and all(row.get("uninformative_groups") == 1 for row in last):
-            found["equal"] = (
+            warnings["equal"] = (
                 f"in all groups of the last {_IN_VAIN} iterations all episodes had the same return: there was nothing "
-                f"to learn from. {_advice(mean('steps'), mean('turns'), most)}"
+                f"to learn from. {_advice(self._mean('steps'), self._mean('turns'), surprisal)}"
             )
-        elif enough and (equal := mean("uninformative_groups")) > 0.5:
-            found["equal"] = (
+        elif is_full and (equal := self._mean("uninformative_groups")) > 0.5:
+            warnings["equal"] = (
                 f"in {equal:.0%} of the groups {lately} all episodes had the same return: there is hardly anything to "
-                f"learn from. {_advice(mean('steps'), mean('turns'))}"
+                f"learn from. {_advice(self._mean('steps'), self._mean('turns'))}"
             )
         unpaid = [row.get("env_return") for row in self._rows][-_UNPAID:]
         if len(unpaid) == _UNPAID and all(reward == 0 for reward in unpaid):
-            found["unpaid"] = _unpaid(_UNPAID)
-        if enough and (broke := mean("broke_off")) > 0.1:
-            found["broken"] = (
+            warnings["unpaid"] = _unpaid(_UNPAID)
+        if is_full and (broke := self._mean("broke_off")) > 0.1:
+            warnings["broken"] = (
                 f"{broke:.0%} of the episodes {lately} broke off: an engine was lost, or an observation did not fit "
                 "the model's context. They teach nothing"
             )
-        if enough and abs(depends := mean("state_dependence")) < _IGNORED:
-            found["blind"] = (
+        if is_full and abs(depends := self._mean("state_dependence")) < _IGNORED:
+            warnings["blind"] = (
                 f"replies {lately} hardly depended on the state (state_dependence {depends:.2g} nats per reply), as if "
                 "the model did not read the game. Try --prompt compact, a warm start with walkers that see (warm_start "
                 "--skilled_share), more initial states (--num_groups) or a larger model"
             )
-        new = {name: sentence for name, sentence in found.items() if name not in self._told}
+        new = {name: sentence for name, sentence in warnings.items() if name not in self._told}
         self._told |= new.keys()
         return list(new.values())
+
+    def _mean(self, name: str) -> float:
+        """Over the iterations that are looked at, nan where one lacks the metric."""
+        return float(np.mean([row.get(name, np.nan) for row in self._rows]))
 
 
 def _unpaid(iterations: int) -> str:

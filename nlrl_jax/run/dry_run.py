@@ -1,6 +1,6 @@
 """Dry runs: what a run would ask its language models, from a small run that rules play.
 
-A script plays a small part of its run with the models of a `Plan`: rules whose replies have the maximum length, and
+A script plays a small part of its run with the models of a `CallPlan`: rules whose replies have the maximum length, and
 which count calls and tokens. Each model says how many times larger the planned run is than what is played.
 """
 
@@ -18,7 +18,7 @@ _AMOUNTS = ("calls", "prompt_tokens", "tokens")
 
 
 class _Counted(NamedTuple):
-    """A model of a plan; see `Plan.model`."""
+    """A model of a plan; see `CallPlan.model`."""
 
     usage: Usage
     times: float
@@ -27,7 +27,7 @@ class _Counted(NamedTuple):
     once: Mapping[str, float]
 
 
-class Plan:
+class CallPlan:
     """The calls and tokens of a planned run, by role.
 
     Args:

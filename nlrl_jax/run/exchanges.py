@@ -1,5 +1,4 @@
-"""What a run keeps of its exchanges with language models: for the report (RUN_DIR/records/<iteration>.json), and as
-training data."""
+"""Exchanges with language models on disk: for the report (RUN_DIR/records/<iteration>.json), and as training data."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def exchange(title: str, board: str, *parts: tuple[str, str]) -> Exchange:
 
 
 def write(run_dir: pathlib.Path, iteration: int, exchanges: Sequence[Exchange]) -> None:
-    """Keeps an iteration's exchanges. Of several processes the first writes."""
+    """Stores an iteration's exchanges. Of several processes the first writes."""
     if not processes.first():
         return
     path = run_dir / "records" / f"{iteration:05d}.json"
@@ -32,8 +31,10 @@ def write(run_dir: pathlib.Path, iteration: int, exchanges: Sequence[Exchange]) 
 def first_and_last(run_dir: pathlib.Path) -> list[Exchange]:
     """The exchanges of a run's first and last iteration."""
     files = sorted((run_dir / "records").glob("*.json"))
-    ends = dict.fromkeys([*files[:1], *files[-1:]])
-    return [one for path in ends for one in json.loads(path.read_text(encoding="utf-8"))]
+    exchanges: list[Exchange] = []
+    for path in dict.fromkeys([*files[:1], *files[-1:]]):
+        exchanges += json.loads(path.read_text(encoding="utf-8"))
+    return exchanges
 
 
 def write_pairs(path: pathlib.Path, pairs: Pairs) -> None:
@@ -54,8 +55,11 @@ def read_pairs(path: pathlib.Path) -> Pairs:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also cut at U+2028, which JSON allows
         rows = [json.loads(line) for line in lines if line]
-        reply = lambda given: given if isinstance(given, str) else [Piece(*piece) for piece in given]
-        return [(Chat(tuple(row["messages"])), reply(row["reply"])) for row in rows]
+        pairs = []
+        for row in rows:
+            reply = row["reply"] if isinstance(row["reply"], str) else [Piece(*piece) for piece in row["reply"]]
+            pairs.append((Chat(tuple(row["messages"])), reply))
+        return pairs
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} is needed to resume and cannot be read ({error}); start again in another --run_dir, and copy the "

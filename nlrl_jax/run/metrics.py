@@ -113,16 +113,16 @@ def evaluations(run_dir: str | os.PathLike, name: str, before: float) -> tuple[n
     """A metric that some iterations write, from its value before training on: (iterations done [N], values [N])."""
     run = read_metrics(run_dir)
     values = run.get(name, np.full(len(run["iteration"]), math.nan))
-    there = np.isfinite(values)
-    return np.array([0, *(run["iteration"][there] + 1)]), np.array([before, *values[there]])
+    finite = np.isfinite(values)
+    return np.array([0, *(run["iteration"][finite] + 1)]), np.array([before, *values[finite]])
 
 
 def evaluations_of_seeds(
     run_dirs: Sequence[pathlib.Path], name: str, before: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """`evaluations` of n runs that are evaluated alike: (iterations done [N], values [n, N])."""
-    found = [evaluations(run_dir, name, start) for run_dir, start in zip(run_dirs, before, strict=True)]
-    return found[0][0], np.array([values for _, values in found])
+    curves = [evaluations(run_dir, name, start) for run_dir, start in zip(run_dirs, before, strict=True)]
+    return curves[0][0], np.array([values for _, values in curves])
 
 
 def _append(file, row: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ def _parse(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def _drop_from(path: pathlib.Path, iteration: int) -> None:
-    kept = [line for line, row in _parse(path) if row["iteration"] < iteration]
+    remaining = [line for line, row in _parse(path) if row["iteration"] < iteration]
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(b"".join(kept))
+    temporary.write_bytes(b"".join(remaining))
     os.replace(temporary, path)

@@ -65,12 +65,12 @@ def learning_curve(
         if before and len(run["iteration"]):
             for name in run:
                 run[name] = np.concatenate([[0 if name == "iteration" else before.get(name, np.nan)], run[name]])
-    written = [name for name in dict.fromkeys(metrics) if any(name in run for run in runs)]
-    if not written:
-        known = sorted({name for run in runs for name in run if name != "iteration"})
-        raise ValueError(f"none of {', '.join(metrics)} is in {', '.join(map(str, run_dirs))}; there are {known}")
+    available = [name for name in dict.fromkeys(metrics) if any(name in run for run in runs)]
+    if not available:
+        names = sorted({name for run in runs for name in run if name != "iteration"})
+        raise ValueError(f"none of {', '.join(metrics)} is in {', '.join(map(str, run_dirs))}; there are {names}")
     with matplotlib.rc_context(_STYLE):
-        return _save(_draw(runs, written, title, smoothing), path)
+        return _save(_draw(runs, available, title, smoothing), path)
 
 
 def _draw(runs, metrics, title, smoothing):
@@ -236,11 +236,11 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
             i = place[label]
             style = dict(color=_COLORS[i % len(_COLORS)], marker="os^DvP"[i // len(_COLORS) % 6])
             axes.errorbar(x, y, yerr=_arms(error), linestyle="", markersize=8, capsize=3, label=label, **style)
-        known = [point.x for point in panel]
-        if min(known) > 0 and max(known) > 10 * min(known):
+        low, high = min(point.x for point in panel), max(point.x for point in panel)
+        if low > 0 and high > 10 * low:
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter(NullFormatter())  # else the labels lie over each other in a narrow panel
-            if max(known) < 100 * min(known):
+            if high < 100 * low:
                 axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
                 axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         else:
@@ -275,10 +275,13 @@ def _arms(error: float | tuple[float, float]) -> np.ndarray:
 
 def _legend_below(figure, grid) -> None:
     """One legend under all panels."""
-    found = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles: dict[str, Any] = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles[label] = handle
     room = 14 * figure.get_figwidth()  # characters of a line, six of them a label's handle and margin
-    columns = max(1, min(len(found), 5, int(room / (max(map(len, found)) + 6))))
-    figure.legend(found.values(), found, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    columns = max(1, min(len(handles), 5, int(room / (max(map(len, handles)) + 6))))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 def _figure(panels: int) -> tuple[Any, list[Any]]:

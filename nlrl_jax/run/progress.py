@@ -95,8 +95,8 @@ class Progress:
             self._compiled = now
             return f"({now - self._begun:.2f} s with compilation)"
         seconds = (now - self._compiled) / (done - self.start - 1)
-        left = round(seconds * (self.total - done))
-        return f"({seconds:.2f} s/it, {left // 60}:{left % 60:02d} left)"
+        remaining = round(seconds * (self.total - done))
+        return f"({seconds:.2f} s/it, {remaining // 60}:{remaining % 60:02d} left)"
 
 
 @contextlib.contextmanager
@@ -107,11 +107,11 @@ def waiting(text: str, every_seconds: float = 15.0, file: TextIO | None = None) 
       text: what is done, as in "playing 50 episodes".
       every_seconds: without a terminal, the time between two lines; work that is done before writes none.
     """
-    file, start, over = file or sys.stderr, time.monotonic(), threading.Event()
+    file, start, finished = file or sys.stderr, time.monotonic(), threading.Event()
     terminal = file.isatty()
 
     def show() -> None:
-        while not over.wait(1.0 if terminal else every_seconds):
+        while not finished.wait(1.0 if terminal else every_seconds):
             line = f"{text} ... {time.monotonic() - start:.0f} s"
             print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=file, flush=True)
 
@@ -120,7 +120,7 @@ def waiting(text: str, every_seconds: float = 15.0, file: TextIO | None = None) 
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()
         if terminal:
             print("\r\x1b[K", end="", file=file, flush=True)

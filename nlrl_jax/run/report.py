@@ -20,17 +20,13 @@ from nlrl_jax.backends.usage import Usage
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import processes
 from nlrl_jax.run.flags import in_use
+from nlrl_jax.run.markup import cell_colors, cells_of, draw_board, draw_cell, mark_reply
 from nlrl_jax.run.metrics import words
 from nlrl_jax.run.transcript import flaws, outcome, printable
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
-_TAG = re.compile(r"(</?[A-Za-z][A-Za-z0-9_]*>)")
 _ZERO = re.compile(r"([-0.→± ]|\(all equal\))*")
 _NUMBER = re.compile(r"$|[-+−–]?[0-9.]|[-+−–]$|nan|inf")  # how a number on the page begins
-_NEUTRAL = "_.-#"  # floor and walls of the usual boards
-_COLORS = 10  # cell colours of the style sheet
-_NAMED = {"green": 0, "blue": 2, "red": 3, "yellow": 4, "purple": 5, "grey": 6}  # those a thing may be named after
-_TAG_COLORS = 6
 _STARTED = time.monotonic()
 
 Episode = Mapping[str, Any]  # a record of `transcript.transcripts`
@@ -57,7 +53,7 @@ class Exchanges(NamedTuple):
     exchanges: Sequence[Mapping[str, Any]]
 
 
-class Episodes(NamedTuple):
+class EpisodePairs(NamedTuple):
     """Episodes side by side; those with the same position should begin in the same state."""
 
     before: Sequence[Episode]
@@ -72,7 +68,7 @@ class Stories(NamedTuple):
     note: str
 
 
-Block = str | Table | Picture | Exchanges | Episodes | Stories  # a string is a paragraph
+Block = str | Table | Picture | Exchanges | EpisodePairs | Stories  # a string is a paragraph
 
 
 def write_report(
@@ -111,7 +107,7 @@ def write_report(
         return path
     boards = [board for block in blocks for board in _boards(block)]
     colors = cell_colors(boards, legend or {})
-    cells = {cell for board in boards for row in _cells(board) or () for cell in row}
+    cells = {cell for board in boards for row in cells_of(board) or () for cell in row}
     named: dict[str, list[str]] = {}
     for cell, meaning in (legend or {}).items():
         if cell in cells:
@@ -129,9 +125,9 @@ def write_report(
         data_uri=_data_uri,
         outcome=outcome,
         flaws=flaws,
-        path=lambda episode: [board for board in dict.fromkeys(_boards_of(episode)) if _cells(board)],
+        path=lambda episode: [board for board in dict.fromkeys(_boards_of(episode)) if cells_of(board)],
         draw=lambda board: Markup(draw_board(board, colors)),
-        draw_cell=lambda cell: Markup(f'<span class="board">{_draw_cell(cell, colors)}</span>'),
+        draw_cell=lambda cell: Markup(f'<span class="board">{draw_cell(cell, colors)}</span>'),
         mark=lambda reply: Markup(mark_reply(reply)),
     )
     write_atomically(path, page)
@@ -155,7 +151,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
     return [(name, all(_NUMBER.match(str(row.get(name, ""))) for row in rows)) for name in names]
 
 
-def _first_changed(block: Episodes) -> int:
+def _first_changed(block: EpisodePairs) -> int:
     """The position of the pair to show open: the first whose success changed, else whose return did, else 0."""
     pairs = list(zip(block.before, block.after))
     for key in ("success", "env_return"):
@@ -169,7 +165,7 @@ def _has_content(block: Block) -> bool:
     """Whether there is anything to show."""
     if isinstance(block, Table):
         return bool(block.rows)
-    if isinstance(block, Episodes):
+    if isinstance(block, EpisodePairs):
         return bool(block.before or block.after)
     return isinstance(block, Picture) or bool(block if isinstance(block, str) else block[0])
 
@@ -178,7 +174,7 @@ def _boards(block: Block) -> list[str]:
     """The boards that a block shows."""
     if isinstance(block, Exchanges):
         return [exchange["board"] for exchange in block.exchanges]
-    if isinstance(block, Episodes):
+    if isinstance(block, EpisodePairs):
         return [board for episode in [*block.before, *block.after] for board in _boards_of(episode)]
     if isinstance(block, Stories):
         return [part["board"] for story in block.stories for part in (*story["turns"], story)]
@@ -210,16 +206,11 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     """An evaluation before and after, a row per metric; those that are 0 or repeat another are named in the note."""
     order = sorted(after, key=lambda name: name != "success")
     names, hidden = distinct({name: (before[name], after[name]) for name in order})
-    change = lambda name: after[name] - before[name]
-    rows = [
-        {
-            "metric": words(name),
-            "before": before[name],
-            "after": after[name],
-            "change": f"{change(name):+.3g}" if change(name) else "",
-        }
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        change = after[name] - before[name]
+        row = {"metric": words(name), "before": before[name], "after": after[name]}
+        rows.append(row | {"change": f"{change:+.3g}" if change else ""})
     return Table("Results", rows, f"Not shown: {'; '.join(hidden)}." if hidden else "")
 
 
@@ -272,89 +263,21 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in [columns, ["---"] * len(columns), *cells])
 
 
-def _escape(text: str) -> str:
-    import markupsafe
-
-    return str(markupsafe.escape(printable(text)))
-
-
-def mark_reply(reply: str) -> str:
-    """HTML of a reply: escaped, its tags and the text of its action tag in spans."""
-    pieces, open_tag, colors = [], "", {}
-    for piece in _TAG.split(reply):
-        if not piece:
-            continue
-        if _TAG.fullmatch(piece):
-            tag = piece.strip("</>")
-            color = colors.setdefault(tag, len(colors) % _TAG_COLORS)
-            kind = "action" if tag == "action" else f"t{color}"
-            pieces.append(f'<span class="tag {kind}">{_escape(piece)}</span>')
-            open_tag = "" if piece.startswith("</") else tag
-        elif open_tag == "action":
-            pieces.append(f"<b>{_escape(piece)}</b>")
-        else:
-            pieces.append(_escape(piece))
-    return "".join(pieces)
-
-
-def cell_colors(boards: Sequence[str], legend: Mapping[str, str] | None = None) -> dict[str, int]:
-    """Character -> colour number, for the cells of these boards, in whatever order they come.
-
-    Floor, walls and the most frequent character have no colour. A thing whose name in the legend contains a colour has
-    that colour; characters of the same name have the same.
-    """
-    count = Counter(cell for board in boards for row in _cells(board) or () for cell in row)
-    if not count:
-        return {}
-    legend, most = legend or {}, max(sorted(count), key=count.__getitem__)
-    colored = sorted(c for c in count if c not in _NEUTRAL and c != most)
-    named = {c: _NAMED[w] for c in colored for w in legend.get(c, "").split() if w in _NAMED}
-    free = [i for i in range(_COLORS) if i not in named.values()]
-    kinds = list(dict.fromkeys(legend.get(c, c) for c in colored if c not in named))
-    return {c: named[c] if c in named else free[kinds.index(legend.get(c, c)) % len(free)] for c in colored}
-
-
-def _cells(board: str) -> list[list[str]] | None:
-    """The characters of a grid (separated by blanks or not), None where a board is not a rectangle of characters."""
-    lines = board.splitlines()
-    spaced = [line.split(" ") for line in lines]
-    for rows in (spaced, [list(line) for line in lines]):
-        if rows and len({len(row) for row in rows}) == 1 and all(len(cell) == 1 for row in rows for cell in row):
-            return rows if len(rows) > 1 and len(rows[0]) > 1 else None
-    return None
-
-
-def _draw_cell(cell: str, colors: Mapping[str, int]) -> str:
-    color = f' class="c{colors[cell]}"' if cell in colors else ' class="wall"' * (cell == "#")
-    return f"<span{color}>{_escape(cell)}</span>"
-
-
-def draw_board(board: str, colors: Mapping[str, int]) -> str:
-    """HTML of a board: a grid of coloured cells, or the text as it is."""
-    rows = _cells(board)
-    if rows is None:
-        kind = "text-board" if "\n" in board else "text-board prose"  # a drawing keeps its lines
-        return f'<pre class="{kind}">{_escape(board)}</pre>'
-    lines = "".join(f"<div>{''.join(_draw_cell(cell, colors) for cell in row)}</div>" for row in rows)
-    size = " small" if max(len(rows), len(rows[0])) > 6 else ""
-    return f'<div class="board{size}" role="img" aria-label="{_escape(board)}">{lines}</div>'
-
-
 def distinct(table: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
     """(rows worth reading, sentences that name the others): rows of zeros, and rows that repeat an earlier one."""
-    shown: dict[tuple[str, ...], str] = {}
+    first: dict[tuple[str, ...], str] = {}  # text of the values -> the first row that has it
     zero, same = [], {}
     for name, values in table.items():
         text = tuple(map(number, values))
         if all(_ZERO.fullmatch(value) for value in text):
             zero.append(name)
-        elif text in shown:
-            same.setdefault(shown[text], []).append(name)
+        elif text in first:
+            same.setdefault(first[text], []).append(words(name))
         else:
-            shown[text] = name
-    listed = lambda names: ", ".join(map(words, names))
-    hidden = [f"always 0: {listed(zero)}"] if zero else []
-    return list(shown.values()), hidden + [f"equal to {words(name)}: {listed(names)}" for name, names in same.items()]
+            first[text] = name
+    hidden = [f"always 0: {', '.join(map(words, zero))}"] if zero else []
+    hidden += [f"equal to {words(name)}: {', '.join(repeated)}" for name, repeated in same.items()]
+    return list(first.values()), hidden
 
 
 def _data_uri(path: pathlib.Path) -> str:

@@ -99,7 +99,7 @@ def mean(value: float | Sequence[float]) -> float:
 def _numbers(name: str, evaluation: Mapping[str, Any]) -> dict[str, float | list[float]]:
     try:
         return {
-            metric: [_number(one) for one in value] if isinstance(value, list) and value else _number(value)
+            metric: [_number(number) for number in value] if isinstance(value, list) and value else _number(value)
             for metric, value in evaluation.items()
         }
     except (TypeError, ValueError, AttributeError):

@@ -77,24 +77,24 @@ def fit_micro_batch(
     size = rows_at_a_time(replies, 0, mesh)
     needed = needs(size)
     if needed > capacity:
-        least = needs(smallest)
-        if least > capacity:
+        minimum = needs(smallest)
+        if minimum > capacity:
             raise ValueError(
-                f"an update needs {least / GIB:.1f} GiB per device with --micro_batch {smallest}, and there are "
+                f"an update needs {minimum / GIB:.1f} GiB per device with --micro_batch {smallest}, and there are "
                 f"{capacity / GIB:.1f}; use --remat, a smaller group_size, or --mesh with more devices"
             )
         # Memory grows evenly with the size, but for what XLA rounds: go there at once, then down by quarters.
-        share = (capacity - least) / (needed - least)
+        share = (capacity - minimum) / (needed - minimum)
         while needed > capacity:
             size = max(smallest, int((smallest + share * (size - smallest)) / smallest) * smallest)
-            needed, share = (needs(size) if size > smallest else least), 0.75
+            needed, share = (needs(size) if size > smallest else minimum), 0.75
     line = f"micro_batch 0: {size} replies at a time, {needed / GIB:.1f} of {capacity / GIB:.1f} GiB per device"
     return dataclasses.replace(learning, micro_batch=size), line
 
 
-def placed(shapes: Any, where: Any) -> Any:
-    """Shapes with the shardings `where`, a tree of the same structure."""
-    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, where)
+def placed(shapes: Any, shardings: Any) -> Any:
+    """Shapes with `shardings`, a tree of the same structure."""
+    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, shardings)
 
 
 def bytes_of(compiled: Any) -> dict[str, int]:
@@ -106,7 +106,7 @@ def bytes_of(compiled: Any) -> dict[str, int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class UpdateWork:
     """Upper bounds for one iteration: every episode takes all turns, and every reply has its maximum length."""
 
     prompt_tokens: int
@@ -115,7 +115,7 @@ class Work:
     flop: float
 
 
-def work_of(policy: LanguageAgentPolicy, learning: MSGRPOConfig) -> Work:
+def work_of(policy: LanguageAgentPolicy, learning: MSGRPOConfig) -> UpdateWork:
     """Counts tokens, and two floating-point operations per weight and token (without attention).
 
     Learned tokens are read by the model and the reference; the backward pass costs twice the model's forward pass.
@@ -127,7 +127,7 @@ def work_of(policy: LanguageAgentPolicy, learning: MSGRPOConfig) -> Work:
     replies = episodes * learning.max_turns * reply
     learned = sampled * learning.max_turns * (prompt + reply) * learning.updates_per_batch
     passes = prompts + replies + learned * (3 + (learning.beta > 0))
-    return Work(prompts, replies, learned, 2.0 * policy.model.config.num_params * passes)
+    return UpdateWork(prompts, replies, learned, 2.0 * policy.model.config.num_params * passes)
 
 
 def matmul_rate(size: int = 2048) -> float:

@@ -30,16 +30,11 @@ _NOTE = f'must be one line that ends "{VERDICT} {GOOD}.", "{VERDICT} {BAD}." or 
 
 def write(path: pathlib.Path, trajectories: Iterable[Any]) -> None:
     """Writes anything with `history` and `success`, in the format above."""
-    rows = [
-        {
-            "goal": one.history.goal,
-            "observation": one.history.observation,
-            "note": one.history.note,
-            "steps": one.history.steps,
-            "success": one.success,
-        }
-        for one in trajectories
-    ]
+    rows = []
+    for trajectory in trajectories:
+        history = trajectory.history
+        row = {"goal": history.goal, "observation": history.observation, "note": history.note, "steps": history.steps}
+        rows.append(row | {"success": trajectory.success})
     write_atomically(path, "".join(dump_json(row, path, ensure_ascii=False) + "\n" for row in rows))
 
 
@@ -51,21 +46,20 @@ def read(path: pathlib.Path) -> list[Trajectory]:
         the field and what would be right.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split(
-            "\n"
-        )  # `splitlines` would also cut at U+2028, which JSON allows
+        # `splitlines` would also cut at U+2028, which JSON allows.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"trajectories cannot be read from {path}: {error}") from None
-    found = []
+    trajectories = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(_trajectory(line))
+                trajectories.append(_trajectory(line))
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
-    if not found:
+    if not trajectories:
         raise ValueError(f"{path} holds no trajectory; it must hold a JSON object on each line")
-    return found
+    return trajectories
 
 
 def _trajectory(line: str) -> Trajectory:

@@ -51,7 +51,10 @@ def transcripts(
         if not 0 <= row < num:
             raise IndexError(f"episode {row} does not exist; there are {num}, counted from 0")
     rows = np.asarray(list(rows), np.int32)
-    pick = lambda tree, axis: jax.device_get(jax.tree.map(lambda x: x.take(rows, axis=axis), tree))
+
+    def pick(tree: Any, axis: int) -> Any:
+        return jax.device_get(jax.tree.map(lambda leaf: leaf.take(rows, axis=axis), tree))
+
     turns = pick(episodes.turns, 1)
     final_fields, success, terminated = pick((episodes.final_fields, episodes.success, episodes.terminated), 0)
     return [

@@ -16,10 +16,10 @@ from nlrl_jax.algorithms.refiners import methods
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.envs.pong import env as pong
 from nlrl_jax.envs.pong import rule_based as scripted
-from nlrl_jax.launch.compare import parts_of, read_run
 from nlrl_jax.run import models, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.reports import ultra_tables
+from nlrl_jax.run.reports.comparison import parts_of, read_run
 from nlrl_jax.run.ultra.stages import SCORES
 from nlrl_jax.statistics import estimate
 from tests.backends.server import Server, says
@@ -95,7 +95,7 @@ def test_it_leaves_tables_curves_and_pictures(done):
         assert all(len(x["after"][kind]) == 2 for x in stored.values())
         assert {x["before"][kind] for x in stored.values()} == {guided["before"][kind]}  # the base agent's
     assert set(guided["after"]) == set(SCORES)  # with the table
-    assert {done / "PPO", done / "ULTRA-RA"} <= set(parts_of(done)) and len(read_run(done / "PPO")["metrics"]) == 2
+    assert {done / "PPO", done / "ULTRA-RA"} <= set(parts_of(done)) and len(read_run(done / "PPO").metrics) == 2
     assert "ULTRA-RA" in (done / "tables.md").read_text()
     for name in ("curves.png", "case_0.png", "film.png"):
         assert min(Image.open(done / name).size) > 100

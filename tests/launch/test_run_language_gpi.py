@@ -12,7 +12,7 @@ from nlrl_jax.envs.maze.rule_based import SCRIPTS
 from nlrl_jax.launch import run_language_gpi as script
 from nlrl_jax.run import models, results
 from nlrl_jax.run.metrics import read_rows
-from nlrl_jax.run.reports.language_gpi import Row, summarize
+from nlrl_jax.run.reports.language_gpi import GPIMethod, summarize
 from tests.backends.server import Server, says
 from tests.launch.scripts import refusal, run
 
@@ -24,7 +24,7 @@ def test_scripted_gpi_beats_the_policy_by_the_papers_margin_and_variations_help(
     config, model = script.GPIRunConfig(seed=7), ScriptedModel(SCRIPTS)
     mean = {}
     for name in ("policy", "1x3", "4x3", "8x3"):
-        result = script.play(config, maze, Row.of(name), model)
+        result = script.play(config, maze, GPIMethod.of(name), model)
         assert not result["problems"] and np.shape(result["returns"]) == (3, 30)
         mean[name] = summarize(result)["return"]
     assert 1 - mean["8x3"] / mean["policy"] >= margin, mean
@@ -40,7 +40,7 @@ def test_starts_are_all_cells_before_any_comes_twice():
 
 def test_calls_of_an_episode_are_those_of_the_paper():
     config = script.GPIRunConfig(starts=4, seeds=1)
-    result = script.play(config, "medium", Row.of("3x2"), ScriptedModel(SCRIPTS))
+    result = script.play(config, "medium", GPIMethod.of("3x2"), ScriptedModel(SCRIPTS))
     steps = np.sum(result["steps"])
     assert result["calls"] == {"value": 12 * steps, "aggregator": 4 * steps, "improver": steps}
     solved = np.array(result["solved"])

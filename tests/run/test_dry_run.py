@@ -2,7 +2,7 @@
 
 import pytest
 
-from nlrl_jax.run.dry_run import Plan
+from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.types import Chat, Sampling
 
 
@@ -12,7 +12,7 @@ def asked(model, role, calls, tokens=100, characters=1200):
 
 
 def test_a_small_run_is_multiplied_role_by_role():
-    plan = Plan({"judge": lambda context, rng: "yes", "sum": lambda context, rng: "it is"}, can_score=True)
+    plan = CallPlan({"judge": lambda context, rng: "yes", "sum": lambda context, rng: "it is"}, can_score=True)
     own, large = plan.model(10, "{} (own)", is_paid=False), plan.model(2, once={"sum": 3})
     asked(own, "judge", 4)
     asked(large, "judge", 5)
@@ -44,11 +44,11 @@ def test_a_small_run_is_multiplied_role_by_role():
     ],
 )
 def test_the_largest_setting_below_a_budget(budget, fixed, says):
-    plan = Plan(dict.fromkeys(("each", "once"), lambda context, rng: ""))
+    plan = CallPlan(dict.fromkeys(("each", "once"), lambda context, rng: ""))
     model = plan.model(20, once={"once": 1})
     asked(model, "each", 1, tokens=60, characters=160)
     if fixed:
         asked(model, "once", 1, tokens=fixed, characters=0)
     table = plan.table(budget, "tasks", 20)
     assert says in table and ("--token_budget" in table) == bool(budget)
-    assert "--token_budget" not in Plan({}).table(budget, "tasks", 20)
+    assert "--token_budget" not in CallPlan({}).table(budget, "tasks", 20)

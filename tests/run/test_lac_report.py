@@ -65,8 +65,8 @@ def test_a_game_without_success_shows_its_return(tmp_path):
     assert first == {"": "LAC", "all (4)": "2.50 ± 2.05"} and compared["return"] == "2.50 ± 2.05"
     assert other["LAC − it"] == "+0.50 (all equal)"
     assert not {"success", "only it solved", "return: LAC − it"} & set(other)
-    assert tables.cost_table(made)[0]["return"] == "2.50" and tables.by_mission(made["lac"])[""].mean == 2.5
-    assert page.headline(made) == "LAC has a mean return of 2.50, ReAct, no thoughts 2.00 (not known)"
+    assert tables.cost_table(made)[0]["return"] == "2.50" and tables.summarize(made["lac"])["by_mission"][""][0] == 2.5
+    assert page.headline(made) == "return: LAC 2.50, ReAct, no thoughts 2.00 (not known)"
     (told,) = stories(made)
     assert told["outcome"].startswith("return 1, ") and told["success"] is None
     page.write(tmp_path, "m", {"game": "snake"}, made, Usage())
@@ -82,7 +82,7 @@ def test_rounds_of_a_game_without_success_show_its_return():
     }
     rows = [rounds.row_of({rounds.TEACHER: made, "lac": made}, {"tokens": 1.0}, 0.0)] * 2
     assert rounds.measured(rows) == "reward" and rounds.methods(rows) == [rounds.TEACHER, "lac"]
-    assert rounds.table(rows, "lac")[0]["LAC, held out (4 tasks)"] == "1.50 ± 2.05"
+    assert rounds.table(rows, "lac")[0]["LAC, held-out tasks (4)"] == "1.50 ± 2.05"
     assert rounds.headline(rows, "lac").startswith("LAC 1.500 -> 1.500")
 
 
@@ -112,24 +112,27 @@ def test_thoughts_are_part_of_the_move_they_precede():
     assert "at 2" in lac[1].note and lac[1].board.splitlines()[1] == "..P.." and lac[0].taken is not None
 
 
+def paired(first, second):
+    """(the difference of two methods, tasks that only one of them solved)."""
+    numbers = tables.measurements({"lac": first, "rap": second})
+    (_, row) = tables.comparison_table({"lac": first, "rap": second}, ["rap"])
+    return numbers.difference("lac", "rap", "success"), (row["only LAC solved"], row["only it solved"])
+
+
 def test_paired_difference():
     outcomes = [(1, 0)] * 6 + [(0, 1)] * 2 + [(1, 1)] * 4 + [(0, 0)] * 4
     side = lambda which, shift=0: method([episode(bool(o[which]), ("", i + shift)) for i, o in enumerate(outcomes)])
-    found = tables.paired(side(0), side(1))
-    assert (found.only_first, found.only_second) == (6, 2)
-    assert found.difference.mean == 0.25
-    assert found.difference.error == pytest.approx(np.std([1] * 6 + [-1] * 2 + [0] * 8, ddof=1) / 4)
-    assert found.difference.verdict == "within noise" and found.difference.text("+.2f") == "+0.25 ± 0.36"
-    few = tables.paired(side(0, shift=12), side(1))  # the tasks 12 to 15 of both
-    assert few.difference.units == 4
+    difference, only = paired(side(0), side(1))
+    assert only == (6, 2) and difference.mean == 0.25
+    assert difference.error == pytest.approx(np.std([1] * 6 + [-1] * 2 + [0] * 8, ddof=1) / 4)
+    assert difference.verdict == "within noise" and difference.text("+.2f") == "+0.25 ± 0.36"
+    assert paired(side(0, shift=12), side(1))[0].units == 4  # the tasks 12 to 15 of both
     with pytest.raises(ValueError, match="no task in common"):
-        tables.paired(side(0, shift=99), side(1))
+        paired(side(0, shift=99), side(1))
     won, lost = (method([episode(s, ("", i)) for i in range(9)]) for s in (True, False))
-    assert tables.paired(won, lost).difference.verdict == "above"
-    assert tables.paired(lost, won).difference.verdict == "below"
-    assert tables.paired(won, won).difference.verdict == "within noise"
-    one = [method([episode(s)]) for s in (True, False)]
-    assert tables.paired(*one).difference.verdict == "not known"  # one task says nothing
+    verdicts = [paired(*pair)[0].verdict for pair in ((won, lost), (lost, won), (won, won))]
+    assert verdicts == ["above", "below", "within noise"]
+    assert paired(*(method([episode(s)]) for s in (True, False)))[0].verdict == "not known"  # one task says nothing
 
 
 def test_a_task_counts_once_however_often_it_was_played():
@@ -138,9 +141,8 @@ def test_a_task_counts_once_however_often_it_was_played():
     found = tables.summarize(often)
     assert (found["success"], found["tasks"]) == (pytest.approx(1 / 3), 2)
     assert found["by_mission"][""] == pytest.approx([1 / 3, 1 / 3, 2])
-    compared = tables.paired(often, other)
-    assert compared.difference[:3] == pytest.approx(((2 / 3 - 1 / 2) / 2, (2 / 3 + 1 / 2) / 2, 2))
-    assert (compared.only_first, compared.only_second) == (1, 1)
+    difference, only = paired(often, other)
+    assert difference[:3] == pytest.approx(((2 / 3 - 1 / 2) / 2, (2 / 3 + 1 / 2) / 2, 2)) and only == (1, 1)
 
 
 def test_q_with_time():
@@ -209,11 +211,9 @@ def test_tables_of_a_run():
     assert tables.comparison_table(found, []) == tables.comparison_table(results("rap"), ["rap"]) == []
     costs = {row["per task"]: row for row in tables.cost_table(found)}
     assert costs["LAC"]["moves of successes"] == "2.0" and costs["RAP"]["moves of successes"] == "–"
-    assert page.headline(found) == "LAC solves 0.50 of the tasks, ReAct 0.00 (within noise)"
-    assert (
-        page.headline(results("lac", "critic_only")) == "LAC solves 0.50 of the tasks, critic only 0.50 (within noise)"
-    )
-    assert page.headline(results("rap")) == "RAP solves 0.00 of the tasks"
+    assert page.headline(found) == "success: LAC 0.50, ReAct 0.00 (within noise)"
+    assert page.headline(results("lac", "critic_only")) == "success: LAC 0.50, critic only 0.50 (within noise)"
+    assert page.headline(results("rap")) == "success: RAP 0.00"
 
 
 def test_the_first_task_of_each_kind_is_shown():
@@ -272,7 +272,7 @@ def test_page(tmp_path):
 
 def test_variants_have_a_figure_of_their_own_beside_planners(tmp_path, monkeypatch):
     drawn = {}
-    monkeypatch.setattr(page, "bars", lambda panels, path, ylabel: drawn.update({path.name: panels}) or path)
+    monkeypatch.setattr(page.plots, "bars", lambda panels, path, ylabel: drawn.update({path.name: panels}) or path)
     page.figures(results(), tmp_path)
     names = {name: [bar.label for bar in next(iter(panels.values()))] for name, panels in drawn.items()}
     assert names["success.png"] == ["LAC", "ReAct", "RAP"]

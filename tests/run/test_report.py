@@ -8,7 +8,8 @@ import pytest
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run import report
-from nlrl_jax.run.report import Episodes, Exchanges, Picture, Table, cell_colors, draw_board, mark_reply
+from nlrl_jax.run.markup import cell_colors, draw_board, mark_reply
+from nlrl_jax.run.report import EpisodePairs, Exchanges, Picture, Table
 
 BOARD = "P _ O\n_ _ _\nO _ G"
 HOSTILE = [
@@ -62,7 +63,7 @@ def test_hostile_text_stays_text(tmp_path, hostile):
     before = [episode(hostile, prompt=hostile, actions=[hostile]), episode(board=hostile)]
     exchange = {"title": hostile, "board": hostile, "parts": [(hostile, hostile)]}
     blocks = hostile, Table(hostile, [{hostile: hostile}], hostile), Exchanges([exchange])
-    page_text = write(tmp_path, *blocks, Episodes(before, [episode(hostile)]), headline=hostile)
+    page_text = write(tmp_path, *blocks, EpisodePairs(before, [episode(hostile)]), headline=hostile)
     page = Page(page_text)
     assert not page.open  # every element is closed: the text closed none of ours
     assert not page.elements & {"script", "iframe", "img", "svg", "link", "object"}
@@ -88,7 +89,7 @@ def test_pictures_are_inlined_and_nothing_is_loaded_from_elsewhere(tmp_path):
 
 def test_before_and_after(tmp_path):
     flawed = episode("Up", success=False, invalid=2, format_penalty=-1.5, cut=True)
-    shown = Episodes([flawed, episode()], [episode(reward=1.0)])
+    shown = EpisodePairs([flawed, episode()], [episode(reward=1.0)])
     page_text = write(tmp_path, report.changes({"success": 0.37}, {"success": 0.79}), shown)
     text = "".join(Page(page_text).text)
     assert "before: failure, return 1" in text and "after: success, return 1" in text
@@ -129,7 +130,7 @@ def test_tokens_by_role_over_all_sections():
 
 def test_headline_and_legend(tmp_path):
     legend = {"P": "player", "O": "hole", "G": "hole", "X": "player in a hole"}
-    page = write(tmp_path, Episodes([episode()], []), headline="success 0.224 -> 0.820", legend=legend)
+    page = write(tmp_path, EpisodePairs([episode()], []), headline="success 0.224 -> 0.820", legend=legend)
     text = "".join(Page(page).text)
     assert text.index("success 0.224 → 0.820") < text.index("question?") < text.index("P player")
     assert "player in a hole" not in text  # no X on any board
@@ -172,20 +173,20 @@ def test_things_have_the_colours_they_are_named_after():
 
 
 def test_the_way_through_a_game_of_text_is_not_repeated_above_it(tmp_path):
-    page = lambda *boards: write(tmp_path, Episodes([{**episode(board=boards[0]), "final_board": boards[1]}], []))
+    page = lambda *boards: write(tmp_path, EpisodePairs([{**episode(board=boards[0]), "final_board": boards[1]}], []))
     assert 'class="path"' not in page("A room.", "A hall.") and 'class="path"' in page(BOARD, BOARD[::-1])
 
 
 def test_the_pair_shown_open_is_one_that_changed(tmp_path):
     lost, won = episode(success=False), episode(success=True)
-    text = write(tmp_path, Episodes([lost, lost, lost], [lost, won, won]))
+    text = write(tmp_path, EpisodePairs([lost, lost, lost], [lost, won, won]))
     opened = re.findall(r"<details class=\"card episode\"( open)?>\s*<summary>(Episode \d)", text)
     assert opened == [("", "Episode 1"), (" open", "Episode 2"), ("", "Episode 3")]
     paid = {**lost, "env_return": 2.0}
     assert '<details class="card episode" open>\n<summary>Episode 2' in write(
-        tmp_path, Episodes([lost, lost], [lost, paid])
+        tmp_path, EpisodePairs([lost, lost], [lost, paid])
     )
-    assert '<details class="card episode" open>\n<summary>Episode 1' in write(tmp_path, Episodes([lost], [lost]))
+    assert '<details class="card episode" open>\n<summary>Episode 1' in write(tmp_path, EpisodePairs([lost], [lost]))
 
 
 def test_metrics_are_named_in_words(tmp_path):

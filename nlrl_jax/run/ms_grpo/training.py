@@ -15,7 +15,7 @@ from nlrl_jax.lm.sharding import whole
 from nlrl_jax.run import alarms, loop, processes, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import learning_curve
-from nlrl_jax.run.report import Episodes, Picture, changes, model_name, write_report
+from nlrl_jax.run.report import EpisodePairs, Picture, changes, model_name, write_report
 from nlrl_jax.weights import peft
 
 SCRIPT = "train_ms_grpo"
@@ -151,7 +151,7 @@ def write_page(
             Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
             *([f"Of the row steps that decoding computed, {np.mean(used):.0%} wrote a token."] if len(used) else []),
             Picture(health, "How the replies change: a measure that falls towards 0 is a warning."),
-            Episodes(episodes["before"], episodes["after"]),
+            EpisodePairs(episodes["before"], episodes["after"]),
         ],
         headline=headline,
         legend=legend,

@@ -14,6 +14,7 @@ from nlrl_jax.run.exchanges import Exchange, exchange
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import Exchanges, Picture, Table, model_name, tokens, write_report
+from nlrl_jax.run.reports.tidy import Column, Measurement, Measurements
 
 OUTCOMES = ("win", "tie", "loss")
 SHOWN = 4  # improvements of an iteration
@@ -27,17 +28,20 @@ def exchanges(log: IterationLog, when: str, draw: Callable[[str], str]) -> list[
     Args:
       draw: a view's board -> the board on the page.
     """
-    kept = []
-    for target in sorted(log.values, key=lambda target: -len(target.prompt.messages[-1]["content"]))[:1]:
+    records = []
+    if log.values:
+        target = max(log.values, key=lambda target: len(target.prompt.messages[-1]["content"]))
         title = f"Aggregation, {when}: {target.view.player} plays {target.action}"
         parts = ("prompt", target.prompt.messages[-1]["content"]), ("reply", target.text)
-        kept.append(exchange(title, draw(target.view.board), *parts))
+        records.append(exchange(title, draw(target.view.board), *parts))
     for target in sorted(log.improvements, key=lambda target: -target.visits)[:SHOWN]:
-        firsts = list(dict(reversed(target.evaluations)).items())[::-1]  # the first evaluation of each move
-        values = [(f"language value of {action}", text) for action, text in firsts]
+        first: dict[str, str] = {}  # evaluation of each move
+        for action, text in target.evaluations:
+            first.setdefault(action, text)
+        values = [(f"language value of {action}", text) for action, text in first.items()]
         title = f"Improvement, {when}: {target.view.player} to move, {target.visits} visits"
-        kept.append(exchange(title, draw(target.view.board), *values, ("improved policy", target.text)))
-    return kept
+        records.append(exchange(title, draw(target.view.board), *values, ("improved policy", target.text)))
+    return records
 
 
 def curves(folder: pathlib.Path, before: Mapping[str, float], games: int) -> tuple[list[float], dict[str, np.ndarray]]:
@@ -61,9 +65,7 @@ def draw(run_dir: pathlib.Path, results: Results, games: int) -> pathlib.Path:
     panels: dict[str, list[Series]] = {}
     for opponent in dict.fromkeys(opponent for opponent, _ in results):
         wins, shares, levels = [], [], {}
-        for (other, method), result in results.items():
-            if other != opponent:
-                continue
+        for method, result in ((method, result) for (name, method), result in results.items() if name == opponent):
             if not result["before"]:
                 levels[method] = result["after"]["win"]
                 continue
@@ -78,12 +80,16 @@ def draw(run_dir: pathlib.Path, results: Results, games: int) -> pathlib.Path:
     return compare(panels, run_dir / "curves.png", "games played", "share of greedy games")
 
 
-def headline(results: Results) -> str:
-    """The actor-critic's win rate against the first opponent, and that of the same model before training."""
+def measurements(results: Results) -> Measurements:
+    """The tidy rows of a run: methods by opponent, a single training each."""
+    rows = []
     for (opponent, method), result in results.items():
-        if method == "actor-critic" and result["before"]:
-            return f"win rate against {opponent}: {result['before']['win']:.3f} -> {result['after']['win']:.3f}"
-    return ""
+        before, after = result["before"], result["after"]
+        shares = {"win before": before.get("win", after["win"])}
+        shares |= {f"{name} after": after[name] for name in OUTCOMES}
+        shares["random moves"] = after.get("random_moves", 0.0)
+        rows += [Measurement(f"{method} against {opponent}", 0, name, value) for name, value in shares.items()]
+    return Measurements(rows)
 
 
 def write(
@@ -94,16 +100,10 @@ def write(
     usage: Usage,
 ) -> pathlib.Path:
     """The page of a finished run."""
-    rows = [
-        {
-            "opponent": opponent,
-            "method": method,
-            "win before": result["before"].get("win", result["after"]["win"]),
-            **{f"{name} after": result["after"][name] for name in OUTCOMES},
-            "random moves": result["after"].get("random_moves", 0.0),
-        }
-        for (opponent, method), result in results.items()
-    ]
+    numbers = measurements(results)
+    numbers.write(run_dir)
+    rows = numbers.table({metric: Column(metric, ".4g", interval=False) for metric in numbers.metrics}, "method")
+    trained = next((name for name in numbers.methods if name.startswith("actor-critic")), "")
     curve = "Greedy games before and during training; level lines were not trained. Left: every method. Right: how the "
     return write_report(
         run_dir,
@@ -116,5 +116,5 @@ def write(
             tokens(usage),
             Exchanges(exchanges),
         ],
-        headline=headline(results),
+        headline=numbers.headline("win after", trained, []) if trained else "",
     )

@@ -18,7 +18,7 @@ from nlrl_jax.run import plots
 from nlrl_jax.run.directory import holds_run, read_config
 from nlrl_jax.run.metrics import METRICS, TIMINGS, read_metrics, words
 from nlrl_jax.run.plots import SMOOTHING, Series, running_mean
-from nlrl_jax.run.report import Episodes, Picture, Table, distinct, number, write_report
+from nlrl_jax.run.report import EpisodePairs, Picture, Table, distinct, number, write_report
 from nlrl_jax.run.reports import lac_seeds
 from nlrl_jax.run.results import RESULTS, read
 from nlrl_jax.statistics import estimate, header
@@ -49,9 +49,9 @@ class ComparedRun(NamedTuple):
     results: Mapping[str, Any]
     pace: float = math.nan
 
-    def evaluation(self, when: str) -> Mapping[str, Any]:
+    def evaluation(self, stage: str) -> Mapping[str, Any]:
         """Results "before" or "after", {} if there are none."""
-        return self.results.get(when, {})
+        return self.results.get(stage, {})
 
 
 def parts_of(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -80,15 +80,16 @@ def read_run(run_dir: pathlib.Path) -> ComparedRun:
 
 def read_group(title: str, folders: Sequence[pathlib.Path]) -> ComparedRun:
     """The seeds of one setting as `read_run` gives one run; settings in which they differ are left out."""
-    first, *others = runs = [read_run(folder) for folder in folders]
-    if not others:
+    runs = [read_run(folder) for folder in folders]
+    first = runs[0]
+    if len(runs) == 1:
         return first._replace(name=title)
     results = dict(first.results)
-    for when in ("before", "after"):
-        ends = [run.evaluation(when) for run in runs]
-        shared = [name for name in ends[0] if all(name in end for end in ends)]
-        results[when] = {name: np.concatenate([np.ravel(end[name]) for end in ends]) for name in shared}
-    equal = [name for name in first.config if all(run.config.get(name) == first.config[name] for run in others)]
+    for stage in ("before", "after"):
+        evaluations = [run.evaluation(stage) for run in runs]
+        shared = [name for name in evaluations[0] if all(name in evaluation for evaluation in evaluations)]
+        results[stage] = {name: np.concatenate([np.ravel(part[name]) for part in evaluations]) for name in shared}
+    equal = [name for name in first.config if all(run.config.get(name) == first.config[name] for run in runs)]
     return ComparedRun(
         title,
         {name: first.config[name] for name in equal},
@@ -119,10 +120,10 @@ def labels(names: Sequence[str]) -> list[str]:
     """The shortest ends of the paths that differ."""
     parts = [pathlib.Path(name).absolute().parts for name in names]
     for length in range(1, max(map(len, parts)) + 1):
-        ends = ["/".join(path[-length:]) for path in parts]
-        if len(set(ends)) == len(set(parts)):
+        suffixes = ["/".join(path[-length:]) for path in parts]
+        if len(set(suffixes)) == len(set(parts)):
             break
-    return ends
+    return suffixes
 
 
 def table(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
@@ -136,8 +137,8 @@ def table(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
         if run.metrics:
             row["iterations done"] = int(run.metrics[0]["iteration"][-1]) + 1
         for name in sorted(dict.fromkeys([*before, *after]), key=lambda name: name != "success"):
-            ends = [_spread(np.ravel(evaluation[name])) for evaluation in (before, after) if name in evaluation]
-            row[f"{words(name.removeprefix(EVALUATED))} (before → after)"] = " → ".join(ends)
+            cells = [_spread(np.ravel(evaluation[name])) for evaluation in (before, after) if name in evaluation]
+            row[f"{words(name.removeprefix(EVALUATED))} (before → after)"] = " → ".join(cells)
         row |= {words(name): _final([seed[name] for seed in run.metrics]) for name in _shown(run)}
         if math.isfinite(run.pace):
             row[PACE] = f"{run.pace:.3g}"
@@ -154,11 +155,11 @@ def _shown(run: ComparedRun) -> list[str]:
 
 def _final(seeds: Sequence[np.ndarray]) -> str:
     """The mean of the end, over seeds."""
-    ends = []
+    means = []
     for values in seeds:
         finite = values[np.isfinite(values)]
-        ends.append(finite[-max(1, round(LAST * len(finite))) :].mean() if len(finite) else np.nan)
-    return _spread(np.array(ends))
+        means.append(finite[-max(1, round(LAST * len(finite))) :].mean() if len(finite) else np.nan)
+    return _spread(np.array(means))
 
 
 def _spread(values: np.ndarray) -> str:
@@ -188,7 +189,7 @@ def curves(runs: Sequence[ComparedRun], in_seconds: bool = False) -> tuple[dict[
     constant = [name for name in panels if np.ptp(values[name]) == 0]
     drawn: dict[str, list[Series]] = {}
     for name, lines in panels.items():
-        if name not in constant and not any(_same(lines, others) for others in drawn.values()):
+        if name not in constant and not any(_same(lines, panel) for panel in drawn.values()):
             drawn[name] = lines
     return {words(name): [_smooth(line) for line in lines] for name, lines in drawn.items()}, [*map(words, constant)]
 
@@ -198,9 +199,9 @@ def _smooth(line: Series) -> Series:
     return line._replace(ys=np.array([running_mean(row, width) for row in line.ys]))
 
 
-def _same(lines: Sequence[Series], others: Sequence[Series]) -> bool:
-    pairs = list(zip(lines, others))
-    return len(lines) == len(others) and all(np.array_equal(a.ys, b.ys) and np.array_equal(a.x, b.x) for a, b in pairs)
+def _same(lines: Sequence[Series], panel: Sequence[Series]) -> bool:
+    pairs = list(zip(lines, panel))
+    return len(lines) == len(panel) and all(np.array_equal(a.ys, b.ys) and np.array_equal(a.x, b.x) for a, b in pairs)
 
 
 def summary(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -292,8 +293,8 @@ def write(
     loops = titled and all(lac_seeds.SUCCESS in run.results.get("rounds", [()])[0] for run in runs)
     rounds = lac_seeds.blocks(groups, rounds_picture(out)) if loops else []
     results = Table("Results", rows, " ".join(notes))
-    left, right = ((first, "before"), (first, "after")) if alone else ((runs[0], "after"), (runs[1], "after"))
-    shown = [run.results.get("transcripts", {}).get(when, []) for run, when in (left, right)]
+    sides = [(first, "before"), (first, "after")] if alone else [(run, "after") for run in runs[:2]]
+    episodes = [run.results.get("transcripts", {}).get(stage, []) for run, stage in sides]
     caption = f"Running means of metrics by {axis}; bands: 95 % intervals of the mean over seeds."
     page = write_report(
         out.parent,
@@ -304,7 +305,7 @@ def write(
             *rounds,
             results,
             *(Picture(path, caption) for path in drawn),
-            Episodes(*shown, ("before", "after") if alone else (names[0], names[1])),
+            EpisodePairs(*episodes, ("before", "after") if alone else (names[0], names[1])),
         ],
         legend=first.results.get("legend", {}),
         name=out.name,

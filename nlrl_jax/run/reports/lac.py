@@ -6,9 +6,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run.plots import Bar, Point, Series, bars, compare, points
+from nlrl_jax.run import plots
 from nlrl_jax.run.report import Block, Picture, Stories, Table, markdown, tokens, write_report
 from nlrl_jax.run.reports import lac_q, lac_tables
 from nlrl_jax.run.reports.lac_stories import NOTE, stories
@@ -27,76 +29,56 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     The variants of LAC are in ablations.png, or in success.png where there is no planner; q.png is drawn where a
     method has Q-values.
     """
-    summaries = {name: lac_tables.summarize(result) for name, result in results.items()}
-    success = {name: lac_tables.overall(result) for name, result in results.items()}
-    reward = {name: lac_tables.over_tasks(result["episodes"], "reward") for name, result in results.items()}
-    measured = lac_tables.measure_name(results)
-    bar = lambda name, estimate: Bar(title(name), estimate.mean, estimate.arms)
-    whole = lambda names: [bar(name, success[name]) for name in names]
+    numbers = lac_tables.measurements(results)
+    measured, score = lac_tables.measure_name(results), lac_tables.score_name(results)
     variants = lac_tables.ablations(results)
     planners = [name for name in results if name not in variants]
     apart = bool(variants) and planners not in ([], ["lac"])
     first = planners if apart else list(results)
-    panels = {"all tasks": whole(first)}
-    scores = {name: result["score"] for name, result in results.items() if result.get("score") and name in first}
-    scores = scores if measured == "success" else {}
-    if scores:
-        panels[f"mean {next(iter(scores.values()))}"] = [bar(name, reward[name]) for name in scores]
-    kinds = list(dict.fromkeys(kind for name in first for kind in summaries[name]["by_mission"]))
-    if len(kinds) > 1:
-        by = {name: lac_tables.by_mission(results[name]) for name in first}
-        panels |= {kind: [bar(name, by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
-    arms = "Arms are 95 % intervals over tasks."
+    metrics = {"all tasks": measured} | ({score: score} if score else {}) | lac_tables.kinds_of(numbers)
+    ylabel, arms = "success or score" if score else measured, "Arms are 95 % intervals over tasks."
     drawn = [
         Picture(
-            bars(panels, run_dir / "success.png", "success or score" if scores else measured),
+            plots.bars(numbers.bars(metrics, first), run_dir / "success.png", ylabel),
             f"{_measured(measured)} of each method, over all tasks and by kind of task. {arms}",
         )
     ]
     if apart:
         selected = [name for name in results if name in variants or name == "lac"]
-        picture = bars({"variants of LAC, all tasks": whole(selected)}, run_dir / "ablations.png", measured)
+        panels = numbers.bars({"variants of LAC, all tasks": measured}, selected)
+        picture = plots.bars(panels, run_dir / "ablations.png", measured)
         drawn.append(Picture(picture, f"{_measured(measured)} of LAC and of its variants. {arms}"))
-    costs = {"tokens": "tokens per task", "seconds": "seconds per task", "steps": "moves per task"}
-    panels = {
-        label: [Point(title(name), s[key], success[name].mean, success[name].arms) for name, s in summaries.items()]
-        for key, label in costs.items()
-    }
-    picture = points(panels, run_dir / "cost.png", measured)
+    costs = {"tokens per task": "tokens", "seconds per task": "seconds", "moves per task": "moves"}
+    picture = plots.points(numbers.costs(costs, measured), run_dir / "cost.png", measured)
     drawn.append(Picture(picture, f"What each method costs per task, against its {measured}. {arms}"))
-    curves = {name: lac_q.q_curves(result) for name, result in results.items() if measured == "success"}
-    panels = {
-        title(name): [
-            Series(f"{kind} episodes", [i / 10 for i in range(11)], rows) for kind, rows in found.items() if len(rows)
-        ]
-        for name, found in curves.items()
-        if any(map(len, found.values()))
-    }
+    panels = q_panels(results) if measured == "success" else {}
     if panels:
-        selected = dict(list(panels.items())[:_CURVES])
-        picture = compare(selected, run_dir / "q.png", "share of the episode", "Q of the action taken", errors=True)
+        picture = plots.compare(panels, run_dir / "q.png", "share of the episode", "Q of the action taken", errors=True)
         caption = "Q of the action taken, from the first move of an episode (0) to its last (1). Bands: 95 % intervals."
         drawn.append(Picture(picture, caption))
     return drawn
 
 
+def q_panels(results: Results) -> dict[str, list[plots.Series]]:
+    """Q along episodes of the first methods that have Q-values: a panel each, a line for each outcome."""
+    panels = {}
+    for name, result in results.items():
+        curves = {kind: rows for kind, rows in lac_q.q_curves(result).items() if len(rows)}
+        if curves and len(panels) < _CURVES:
+            x = np.linspace(0, 1, lac_q.POINTS)
+            panels[title(name)] = [plots.Series(f"{kind} episodes", x, rows) for kind, rows in curves.items()]
+    return panels
+
+
 def headline(results: Results) -> str:
     """LAC's success, and that of the best of the others: planners if there are any, else variants of LAC."""
-    success = {name: lac_tables.overall(result) for name, result in results.items()}
-    first = "lac" if "lac" in results else max(success, key=lambda name: success[name].mean, default="")
-    if not first:
+    numbers, measured = lac_tables.measurements(results), lac_tables.measure_name(results)
+    if not results:
         return ""
-    planners = [name for name in success if name != first and name not in lac_tables.ablations(results)]
-    others = planners or [name for name in success if name != first]
-    measured = lac_tables.measure_name(results)
-    solves = "solves {:.2f} of the tasks" if measured == "success" else f"has a mean {measured} of {{:.2f}}"
-    line = f"{title(first)} {solves.format(success[first].mean)}"
-    if not others:
-        return line
-    best = max(others, key=lambda name: success[name].mean)
-    verdict = lac_tables.paired(results[first], results[best]).difference.verdict
-    noise = "" if verdict in ("above", "below") else f" ({verdict})"
-    return f"{line}, {title(best)} {success[best].mean:.2f}{noise}"
+    first = "lac" if "lac" in results else max(results, key=lambda name: numbers.mean(name, measured).mean)
+    rivals = [name for name in results if name != first]
+    planners = [name for name in rivals if name not in lac_tables.ablations(results)]
+    return numbers.headline(measured, first, planners or rivals)
 
 
 def _measured(name: str) -> str:
@@ -116,7 +98,7 @@ def tables(results: Results) -> list[Table]:
     """All tables but the first; those without rows are left out."""
     variants = lac_tables.ablations(results)
     planners = [name for name in results if name != "lac" and name not in variants]
-    made = [
+    candidates = [
         Table("LAC against the planners", lac_tables.comparison_table(results, planners)),
         Table("Ablations and variants", lac_tables.comparison_table(results, variants)),
         Table(
@@ -143,7 +125,7 @@ def tables(results: Results) -> list[Table]:
             "Counted by the role of the call. An action that cannot be read is replaced by a random one.",
         ),
     ]
-    return [table for table in made if table.rows]
+    return [table for table in candidates if table.rows]
 
 
 def write(
@@ -170,13 +152,16 @@ def write(
       The page's path.
     """
     measured = lac_tables.measure_name(results)
+    lac_tables.measurements(results).write(run_dir)
     main = Table(measured.capitalize(), lac_tables.main_table(results), explained(measured))
-    made = [main, *tables(results)]
-    parts = [f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in made]
+    sections = [main, *tables(results)]
+    parts = [
+        f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in sections
+    ]
     write_atomically(
         run_dir / "table.md", "\n".join([f"Model: {printable(model_name)}{f'. {about}' * bool(about)}\n", *parts])
     )
-    blocks: list[Block] = [*([about] if about else []), main, *notes, *figures(results, run_dir), *made[1:]]
+    blocks: list[Block] = [*([about] if about else []), main, *notes, *figures(results, run_dir), *sections[1:]]
     return write_report(
         run_dir,
         title=f"LAC and planners: {model_name} on {config['game']}",

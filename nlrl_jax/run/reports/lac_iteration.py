@@ -31,7 +31,7 @@ def row_of(played: Mapping[str, Result], lesson: Mapping[str, float], spent: flo
     for name, result in played.items():
         mean, field = overall(result), measure(result)
         row |= {f"{name}/{field}": mean.mean, f"{name}/{field}_se": mean.error, f"{name}/tasks": mean.units}
-        row[f"{name}/steps"] = float(np.mean([one["moves"] for one in result["episodes"]]))
+        row[f"{name}/steps"] = float(np.mean([episode["moves"] for episode in result["episodes"]]))
         row[f"{name}/tokens"] = sum(result["tokens"].values()) / len(result["episodes"])
     row["played_tokens"] = float(sum(played[TEACHER]["tokens"].values()))
     return row | {f"lesson/{name}": value for name, value in lesson.items() if name != "seconds"}
@@ -47,30 +47,43 @@ def measured(rows: Sequence[Row]) -> str:
     return "reward" if f"{TEACHER}/reward" in rows[0] else "success"
 
 
+def _label(name: str, teacher: str) -> str:
+    """Who plays what, in tables and pictures."""
+    return f"{title(teacher)}, fresh tasks" if name == TEACHER else f"{title(name)}, held-out tasks"
+
+
 def table(rows: Sequence[Row], teacher: str) -> Rows:
     """A row per round."""
-    kind = lambda name: f"{title(teacher)}, fresh" if name == TEACHER else f"{title(name)}, held out"
-    labels = {name: f"{kind(name)} ({rows[0][f'{name}/tasks']:.0f} tasks)" for name in methods(rows)}
-    field = measured(rows)
-    keys, share = (field, f"{field}_se", "tasks"), field == "success"
-    of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in keys), share) if f"{name}/{field}" in row else ""
-    return [
-        {
-            "rounds": k,
-            **{label: str(of(row, name)) for name, label in labels.items()},
-            "tokens per episode": f"{row[f'{TEACHER}/tokens']:,.0f}",
-            "tokens spent before": f"{row['tokens_before']:,.0f}",
-        }
-        for k, row in enumerate(rows)
-    ]
+    field, lines = measured(rows), []
+    for k, row in enumerate(rows):
+        line: dict[str, Any] = {"rounds": k}
+        for name in methods(rows):
+            played = f"{name}/{field}" in row
+            numbers = [row[f"{name}/{key}"] for key in (field, f"{field}_se", "tasks")] if played else []
+            heading = f"{_label(name, teacher)} ({rows[0][f'{name}/tasks']:.0f})"
+            line[heading] = str(Estimate(*numbers, field == "success")) if played else ""
+        line["tokens per episode"] = f"{row[f'{TEACHER}/tokens']:,.0f}"
+        line["tokens spent before"] = f"{row['tokens_before']:,.0f}"
+        lines.append(line)
+    return lines
 
 
 def headline(rows: Sequence[Row], teacher: str) -> str:
     """ "LAC without critic 0.333 -> 0.483, LAC 0.442 -> 0.517"; the teacher, which plays fresh tasks, is last."""
-    field = measured(rows)
-    change = lambda name: f"{rows[0][f'{name}/{field}']:.3f} -> {rows[-1][f'{name}/{field}']:.3f}"
-    order = sorted(methods(rows), key=lambda name: name == TEACHER)
-    return ", ".join(f"{title(teacher if name == TEACHER else name)} {change(name)}" for name in order)
+    field, parts = measured(rows), []
+    for name in sorted(methods(rows), key=lambda name: name == TEACHER):
+        first, last = (row[f"{name}/{field}"] for row in (rows[0], rows[-1]))
+        parts.append(f"{title(teacher if name == TEACHER else name)} {first:.3f} -> {last:.3f}")
+    return ", ".join(parts)
+
+
+def curves(rows: Sequence[Row], teacher: str) -> list[Series]:
+    """A line per player over the rounds in which it played."""
+    field, lines = measured(rows), []
+    for name in methods(rows):
+        played = {k: row[f"{name}/{field}"] for k, row in enumerate(rows) if f"{name}/{field}" in row}
+        lines.append(Series(_label(name, teacher), list(played), np.array([list(played.values())])))
+    return lines
 
 
 def write(
@@ -89,22 +102,11 @@ def write(
     """
     teacher, field = config["teacher"], measured(rows)
     share = "Share of tasks solved" if field == "success" else "Mean return"
-    label = lambda name: f"{title(teacher)}, fresh tasks" if name == TEACHER else f"{title(name)}, held-out tasks"
-    points = {
-        name: [(k, row[f"{name}/{field}"]) for k, row in enumerate(rows) if f"{name}/{field}" in row]
-        for name in methods(rows)
-    }
-    lines = [
-        Series(label(name), [k for k, _ in found], np.array([[value for _, value in found]]))
-        for name, found in points.items()
-    ]
-    picture = compare({field: lines}, run_dir / "rounds.png", "rounds of learning", field)
-    episodes = [
-        story
-        for name, ends_of in list(ends.items())[:1]
-        for when, result in zip(("before", "after"), ends_of)
-        for story in stories({f"{title(name)} {when} learning": result})
-    ]
+    picture = compare({field: curves(rows, teacher)}, run_dir / "rounds.png", "rounds of learning", field)
+    episodes = []
+    for name, plays in list(ends.items())[:1]:
+        for stage, result in zip(("before", "after"), plays, strict=True):
+            episodes += stories({f"{title(name)} {stage} learning": result})
     about = (
         f"{share}. {header('tasks', shares=True)} The prior was trained once, so the interval does not "
         "cover other trainings. Fresh tasks are new in each round; held-out tasks are the same in every round. Tokens "

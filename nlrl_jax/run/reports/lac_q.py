@@ -11,10 +11,12 @@ from scipy.special import softmax
 
 from nlrl_jax.roles.dialogues import THINK, THINK_REPLY
 from nlrl_jax.run.reports.lac_tables import Result, Results, Rows, title
+from nlrl_jax.run.reports.tidy import MISSING
 from nlrl_jax.statistics import Estimate, by_unit, deviation, estimate
 
 MEASURES = {"q": "Q", "log_good": "P(GOOD)", "log_bad": "P(BAD)"}  # names in a record; of Table 1
 SHORTEST = 3  # moves of the shortest trajectory that has a correlation
+POINTS = 11  # of a curve of Q along an episode
 CASES = {
     (True, True): "prior and Q prefer the action taken",
     (True, False): "the prior does, Q does not",
@@ -23,13 +25,13 @@ CASES = {
 }
 
 
-class Turn(NamedTuple):
+class Move(NamedTuple):
     """A move of an episode.
 
     Attributes:
       observation, note: what the agent saw, and the note that it wrote after it.
       thoughts: before the action. action: taken. result: the observation that followed.
-      record: what the method kept of the decision. board: before the move, "" without pictures.
+      record: what the method stored of the decision. board: before the move, "" without pictures.
     """
 
     observation: str
@@ -48,22 +50,22 @@ class Turn(NamedTuple):
 
     def row(self, name: str) -> np.ndarray:
         """A number per candidate from the record, float64 [n]; [0] where the method has none."""
-        return np.array([float(x) for x in self.record.get(name) or ()])
+        return np.array([float(value) for value in self.record.get(name) or ()])
 
 
-def turns(episode: Mapping[str, Any]) -> list[Turn]:
+def turns(episode: Mapping[str, Any]) -> list[Move]:
     """The moves of an episode; thoughts are part of the move that they precede."""
-    made, thoughts, observation, note = [], [], episode["observation"], episode["note"]
+    moves, thoughts, observation, note = [], [], episode["observation"], episode["note"]
     records, boards = episode["thinking"], episode["boards"]
     for action, result, next_note in episode["steps"]:
         if action.startswith(THINK) and result == THINK_REPLY:
             thoughts.append(action.removeprefix(THINK).strip())
             continue
-        t = len(made)
+        t = len(moves)
         board = boards[t] if t < len(boards) else ""
-        made.append(Turn(observation, note, tuple(thoughts), action, result, records[t], board))
+        moves.append(Move(observation, note, tuple(thoughts), action, result, records[t], board))
         thoughts, observation, note = [], result, next_note
-    return made
+    return moves
 
 
 def q_along(episode: Mapping[str, Any], measure: str = "q") -> np.ndarray:
@@ -73,13 +75,13 @@ def q_along(episode: Mapping[str, Any], measure: str = "q") -> np.ndarray:
     return (q if measure == "q" else np.exp(q))[np.isfinite(q)]
 
 
-def _curves(result: Result, measure: str = "q") -> dict[str, list[tuple[tuple, np.ndarray]]]:
+def _along_by_outcome(result: Result, measure: str = "q") -> dict[str, list[tuple[tuple, np.ndarray]]]:
     """{"successful": [(task, Q of the actions taken)], "failed": ...}, of episodes of at least three moves."""
-    found: dict[str, list[tuple[tuple, np.ndarray]]] = {"successful": [], "failed": []}
+    curves: dict[str, list[tuple[tuple, np.ndarray]]] = {"successful": [], "failed": []}
     for episode in result["episodes"]:
         if len(q := q_along(episode, measure)) >= SHORTEST:
-            found["successful" if episode["success"] else "failed"].append((tuple(episode["task"]), q))
-    return found
+            curves["successful" if episode["success"] else "failed"].append((tuple(episode["task"]), q))
+    return curves
 
 
 class Correlation(NamedTuple):
@@ -103,37 +105,41 @@ def q_with_time(result: Result, measure: str = "q") -> dict[str, Correlation]:
 
     Over trajectories of at least three moves in which it changes: elsewhere there is no correlation.
     """
-    found = {}
-    for name, curves in _curves(result, measure).items():
+    correlations = {}
+    for name, curves in _along_by_outcome(result, measure).items():
         curves = [(task, q) for task, q in curves if np.ptp(q) > 1e-9]
         values = [float(np.corrcoef(np.arange(len(q)), q)[0, 1]) for _, q in curves]
         tasks = [task for task, _ in curves]
         std = float(deviation(list(by_unit(values, tasks).values())))
-        found[name] = Correlation(estimate(values, tasks), std, len(values), sum(len(q) for _, q in curves))
-    return found
+        correlations[name] = Correlation(estimate(values, tasks), std, len(values), sum(len(q) for _, q in curves))
+    return correlations
 
 
 def correlation_table(results: Results) -> Rows:
     """Table 1, a row per method and measure that it has."""
     rows: Rows = []
     for (name, result), measure in itertools.product(results.items(), MEASURES):
-        found = q_with_time(result, measure)
-        if any(one.n for one in found.values()):
-            row: dict[str, Any] = {"correlation with time": f"{title(name)}: {MEASURES[measure]}"}
-            for kind, one in found.items():
-                row |= {f"{kind} episodes": str(one), f"{kind}: episodes, moves": f"{one.n}, {one.moves}"}
-            rows.append(row)
+        correlations = q_with_time(result, measure)
+        if not any(correlation.n for correlation in correlations.values()):
+            continue
+        row: dict[str, Any] = {"correlation with time": f"{title(name)}: {MEASURES[measure]}"}
+        for kind, correlation in correlations.items():
+            row[f"{kind} episodes"] = str(correlation)
+            row[f"{kind}: episodes, moves"] = f"{correlation.n}, {correlation.moves}"
+        rows.append(row)
     return rows
 
 
-def q_curves(result: Result, points: int = 11) -> dict[str, np.ndarray]:
+def q_curves(result: Result, points: int = POINTS) -> dict[str, np.ndarray]:
     """Q against the share of the episode that is over: {"successful": [episodes, points], "failed": ...}.
 
     Linear between moves; the same episodes as in `q_with_time`, those with a constant Q too.
     """
-    share = np.linspace(0, 1, points)
-    at = lambda curves: [np.interp(share, np.linspace(0, 1, len(q)), q) for _, q in curves]
-    return {name: np.array(at(curves)).reshape(-1, points) for name, curves in _curves(result).items()}
+    share, curves = np.linspace(0, 1, points), {}
+    for name, episodes in _along_by_outcome(result).items():
+        rows = [np.interp(share, np.linspace(0, 1, len(q)), q) for _, q in episodes]
+        curves[name] = np.array(rows).reshape(-1, points)
+    return curves
 
 
 def confidence(p: np.ndarray) -> float:
@@ -150,34 +156,28 @@ def confidence_cases(result: Result) -> Rows:
     case that does not occur; [] for a method without these numbers.
     """
     cases: dict[tuple[bool, bool], list[tuple[float, ...]]] = {case: [] for case in CASES}
-    for episode in result["episodes"]:
-        for turn in turns(episode):
-            rows = prior, q, improved = [turn.row(name) for name in ("log_prior", "q", "improved")]
-            if turn.taken is None or len(prior) < 2 or len({len(row) for row in rows}) > 1:
-                continue
-            case = tuple(bool(row[turn.taken] >= row.max()) for row in (prior, q))
-            cases[case].append((confidence(softmax(prior)), confidence(softmax(q)), confidence(improved)))
+    for turn in itertools.chain.from_iterable(map(turns, result["episodes"])):
+        rows = prior, q, improved = [turn.row(name) for name in ("log_prior", "q", "improved")]
+        if turn.taken is None or len(prior) < 2 or len({len(row) for row in rows}) > 1:
+            continue
+        case = tuple(bool(row[turn.taken] >= row.max()) for row in (prior, q))
+        cases[case].append((confidence(softmax(prior)), confidence(softmax(q)), confidence(improved)))
     total = sum(map(len, cases.values()))
-    if not total:
-        return []
-    means = {case: np.mean(found, axis=0).tolist() if found else [np.nan] * 3 for case, found in cases.items()}
-    return [
-        {"case": case, "n": len(found), "share": len(found) / total}
-        | dict(zip(("prior", "q", "improved"), means[case], strict=True))
-        for case, found in cases.items()
-    ]
+    table = []
+    for case, confidences in cases.items() if total else ():
+        prior, q, improved = np.mean(confidences, axis=0).tolist() if confidences else [np.nan] * 3
+        row = {"case": case, "n": len(confidences), "share": len(confidences) / total}
+        table.append(row | {"prior": prior, "q": q, "improved": improved})
+    return table
 
 
 def confidence_table(result: Result) -> Rows:
     """Table 2 in words."""
-    number = lambda x: f"{x:.2f}" if np.isfinite(x) else "–"
-    columns = {"prior": "prior", "q": "Q", "improved": "improved"}
-    return [
-        {
-            "which prefers the action taken": CASES[row["case"]],
-            "decisions": row["n"],
-            "share": f"{row['share']:.1%}",
-            **{label: number(row[key]) for key, label in columns.items()},
-        }
-        for row in confidence_cases(result)
-    ]
+    columns, table = {"prior": "prior", "q": "Q", "improved": "improved"}, []
+    for row in confidence_cases(result):
+        cells = {label: f"{row[key]:.2f}" if np.isfinite(row[key]) else MISSING for key, label in columns.items()}
+        share = f"{row['share']:.1%}"
+        table.append(
+            {"which prefers the action taken": CASES[row["case"]], "decisions": row["n"], "share": share} | cells
+        )
+    return table

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import softmax
 
 from nlrl_jax.roles.dialogues import BAD, GOOD, verdict
-from nlrl_jax.run.reports.lac_q import Turn, turns
+from nlrl_jax.run.reports.lac_q import Move, turns
 from nlrl_jax.run.reports.lac_tables import Results, measure, title
 
 NOTE = "The first task of each kind, as LAC played it, or the first method where LAC was not run."
@@ -27,36 +27,36 @@ def stories(results: Results) -> list[dict[str, Any]]:
     return [story(title(method), episode, named) for episode in first.values()]
 
 
-def story(who: str, episode: Mapping[str, Any], score: str = "") -> dict[str, Any]:
+def story(player: str, episode: Mapping[str, Any], score: str = "") -> dict[str, Any]:
     """What the page shows of an episode: "title", "success", "outcome", "lead", "turns", "board" and "end" (the last
     board and observation). The first turn is open. `score`: the reward's name, where there is no success."""
-    made = turns(episode)
+    moves_of_episode = turns(episode)
     kind, moves, optimal = episode["task"][0], episode["moves"], episode["optimal"]
     shortest = f", at best {optimal}" if optimal >= 0 else ""
     ended = f"{score} {episode['reward']:g}" if score else "success" if episode["success"] else "failure"
     return {
-        "title": f"{who} on {kind}" if kind else who,
+        "title": f"{player} on {kind}" if kind else player,
         "success": None if score else episode["success"],
         "outcome": f"{ended}, {moves} move{'s' * (moves != 1)}{shortest}",
         "lead": f"Goal: {episode['goal']}.",
-        "turns": [_turn(turn, _largest(made), t == 0) for t, turn in enumerate(made)],
+        "turns": [_turn(turn, _largest(moves_of_episode), t == 0) for t, turn in enumerate(moves_of_episode)],
         "board": episode["boards"][-1] if episode["boards"] else "",
-        "end": made[-1].result if made else "",
+        "end": moves_of_episode[-1].result if moves_of_episode else "",
     }
 
 
-def _prefers_other(turn: Turn, name: str) -> bool:
+def _prefers_other(turn: Move, name: str) -> bool:
     row = turn.row(name)
     return turn.taken is not None and len(row) > 1 and row[turn.taken] < row.max()
 
 
-def _largest(made: list[Turn]) -> float:
+def _largest(moves: list[Move]) -> float:
     """The largest |Q| of an episode, the length of its bars."""
-    q = np.abs(np.concatenate([turn.row("q") for turn in made])) if made else np.zeros(0)
+    q = np.abs(np.concatenate([turn.row("q") for turn in moves])) if moves else np.zeros(0)
     return float(max(q[np.isfinite(q)], default=1.0)) or 1.0
 
 
-def _turn(turn: Turn, largest: float, opened: bool) -> dict[str, Any]:
+def _turn(turn: Move, largest: float, opened: bool) -> dict[str, Any]:
     word = verdict(turn.note)
     chips = [(f"last step: {word}", {GOOD: "good", BAD: "bad"}.get(word, ""))] if word else []
     chips += [("not the prior's best", "action")] if _prefers_other(turn, "log_prior") else []
@@ -85,7 +85,7 @@ def _turn(turn: Turn, largest: float, opened: bool) -> dict[str, Any]:
     }
 
 
-def _bar(turn: Turn, name: str, i: int, largest: float) -> dict[str, Any]:
+def _bar(turn: Move, name: str, i: int, largest: float) -> dict[str, Any]:
     """A number and its bar, in percent of the column: probabilities from the left, Q from the middle."""
     row = turn.row(name)
     if name != "q":

@@ -12,28 +12,31 @@ however often it was played: the model is one, so they say nothing about another
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from nlrl_jax import statistics
 from nlrl_jax.algorithms import lac
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.statistics import Estimate, by_unit, estimate
+from nlrl_jax.run.reports.tidy import Column, Measurement, Measurements
+from nlrl_jax.statistics import Estimate, estimate
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
 Rows = list[dict[str, Any]]
+KIND = "kind: "  # a metric's name begins so where it is the measure in one kind of task
+COSTS = {  # metric -> how the table writes it
+    "moves": ".1f", "invalid moves": ".1f", "moves of successes": ".1f", "above the optimum": ".1f", "calls": ",.0f",
+    "tokens read": ",.0f", "tokens written": ",.0f", "seconds": ".2f",
+}  # fmt: skip
 
 
 def tasks_of(episodes: Sequence[Mapping[str, Any]]) -> list[tuple]:
     """The task of each episode."""
-    return [tuple(e["task"]) for e in episodes]
+    return [tuple(episode["task"]) for episode in episodes]
 
 
 def over_tasks(episodes: Sequence[Mapping[str, Any]], field: str = "success") -> Estimate:
     """The mean of a field of the episodes; several episodes of one task are one number."""
-    return estimate([e[field] for e in episodes], tasks_of(episodes), field == "success")
+    return estimate([episode[field] for episode in episodes], tasks_of(episodes), field == "success")
 
 
 def measure(result: Result) -> str:
@@ -47,16 +50,15 @@ def measure_name(results: Results) -> str:
     return "success" if measure(result) == "success" else result.get("score") or "return"
 
 
+def score_name(results: Results) -> str:
+    """The name of a score that tables show beside success; "" if there is none."""
+    score = next(iter(results.values()), {}).get("score")
+    return f"mean {score}" if score and measure_name(results) == "success" else ""
+
+
 def overall(result: Result) -> Estimate:
     """The measure's mean over all tasks."""
     return over_tasks(result["episodes"], measure(result))
-
-
-def by_mission(result: Result) -> dict[str, Estimate]:
-    """The measure's mean in each kind of task."""
-    episodes, field = result["episodes"], measure(result)
-    kinds = dict.fromkeys(e["task"][0] for e in episodes)
-    return {kind: over_tasks([e for e in episodes if e["task"][0] == kind], field) for kind in kinds}
 
 
 def title(name: str) -> str:
@@ -64,45 +66,59 @@ def title(name: str) -> str:
     return METHODS[name].title if name in METHODS else name
 
 
+def measurements(results: Results) -> Measurements:
+    """All numbers of a run as tidy rows: the measure, the score beside it, and costs per episode."""
+    named, score, rows = measure_name(results), score_name(results), []
+    for name, result in results.items():
+        for number, episode in enumerate(result["episodes"]):
+            task, value = tuple(episode["task"]), episode[measure(result)]
+            rows += [Measurement(name, task, named, value), Measurement(name, task, f"{KIND}{task[0]}", value)]
+            if score:
+                rows.append(Measurement(name, task, score, episode["reward"]))
+            costs = {"moves": episode["moves"], "invalid moves": episode.get("invalid", 0)}
+            if episode["success"] and named == "success":
+                costs["moves of successes"] = episode["moves"]
+            if episode["success"] and episode["optimal"] >= 0:
+                costs["above the optimum"] = episode["moves"] - episode["optimal"]
+            rows += [Measurement(name, (*task, number), cost, value) for cost, value in costs.items()]
+        # Methods play all episodes in lockstep, so these are known of all together.
+        totals = {
+            "calls": sum(result["calls"].values()),
+            "tokens read": result["tokens"]["read"],
+            "tokens written": result["tokens"]["written"],
+            "tokens": result["tokens"]["read"] + result["tokens"]["written"],
+            "seconds": result["seconds"],
+        }
+        episodes = max(len(result["episodes"]), 1)
+        rows += [Measurement(name, "mean", cost, total / episodes) for cost, total in totals.items()]
+    kinds = {row.metric for row in rows if row.metric.startswith(KIND)}
+    return Measurements(rows, {"success", *kinds} if named == "success" else (), title)
+
+
 def summarize(result: Result) -> dict[str, Any]:
-    """The numbers of a method; nan where there are no successes, or where no optimum is known.
+    """The numbers of a method for results.json; nan where there are no successes, or where no optimum is known.
 
     Returns:
       success and success_se; reward and reward_se, of an episode; by_mission: {kind: [mean, standard error, tasks]};
       steps: moves per task; steps_of_successes; above_optimal: moves more than necessary, over successes; tokens (read
       and written) and seconds per task; tasks.
     """
-    episodes = result["episodes"]
-    won = [e for e in episodes if e["success"]]
-    success, reward = over_tasks(episodes), over_tasks(episodes, "reward")
-    n = max(len(episodes), 1)
-    mean = lambda values: estimate(values).mean
+    numbers = measurements({"": result})
+    success, reward = over_tasks(result["episodes"]), over_tasks(result["episodes"], "reward")
+    kinds = [metric for metric in numbers.metrics if metric.startswith(KIND)]
+    costs = {
+        "steps": "moves", "steps_of_successes": "moves of successes", "above_optimal": "above the optimum",
+        "tokens": "tokens", "seconds": "seconds",
+    }  # fmt: skip
     return {
         "success": success.mean,
         "success_se": success.error,
         "reward": reward.mean,
         "reward_se": reward.error,
-        "by_mission": {kind: list(found[:3]) for kind, found in by_mission(result).items()},
-        "steps": mean([e["moves"] for e in episodes]),
-        "steps_of_successes": mean([e["moves"] for e in won]),
-        "above_optimal": mean([e["moves"] - e["optimal"] for e in won if e["optimal"] >= 0]),
-        "tokens": (result["tokens"]["read"] + result["tokens"]["written"]) / n,
-        "seconds": result["seconds"] / n,
+        "by_mission": {kind.removeprefix(KIND): list(numbers.mean("", kind)[:3]) for kind in kinds},
+        **{name: numbers.mean("", cost).mean for name, cost in costs.items()},
         "tasks": success.units,
     }
-
-
-class Comparison(NamedTuple):
-    """Success of one method minus another's (or its reward), on the same tasks.
-
-    Attributes:
-      difference: paired task by task.
-      only_first, only_second: tasks that only one of them solved, or solved more often.
-    """
-
-    difference: Estimate
-    only_first: int
-    only_second: int
 
 
 def line_of(result: Result, score: str) -> str:
@@ -114,30 +130,22 @@ def line_of(result: Result, score: str) -> str:
     return f"{means}{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task"
 
 
-def paired(a: Result, b: Result, field: str = "") -> Comparison:
-    """The measure (or `field`) of `a` minus `b`, over the tasks that both played.
-
-    Raises:
-      ValueError: there is none.
-    """
-    by_task = lambda result, name: by_unit([e[name] for e in result["episodes"]], tasks_of(result["episodes"]))
-    won, values = ([by_task(result, name or measure(a)) for result in (a, b)] for name in ("", field))
-    both = [task for task in values[0] if task in values[1]]
-    if not both:
-        raise ValueError(f"{a['method']} and {b['method']} have no task in common; compare runs with the same --seed")
-    difference = statistics.paired(*([side[task] for task in both] for side in values))
-    return Comparison(difference, *(sum(x[task] > y[task] for task in both) for x, y in (won, won[::-1])))
+def kinds_of(numbers: Measurements) -> dict[str, str]:
+    """{kind of task: its metric}, {} if there is one kind only."""
+    kinds = {name.removeprefix(KIND): name for name in numbers.metrics if name.startswith(KIND)}
+    return kinds if len(kinds) > 1 else {}
 
 
 def main_table(results: Results) -> Rows:
     """Success by mission, a row per method (Figures 2 and 6), and the mean score where the game has one (Figure 3)."""
-    rows = []
-    for name, result in results.items():
-        by = {f"{kind} ({one.units})": str(one) for kind, one in by_mission(result).items()}
-        whole, reward = overall(result), over_tasks(result["episodes"], "reward")
-        scored = {f"mean {result['score']}": str(reward)} if _has_both(result) else {}
-        rows.append({"": title(name), f"all ({whole.units})": str(whole), **scored, **(by if len(by) > 1 else {})})
-    return rows
+    numbers, named, score = measurements(results), measure_name(results), score_name(results)
+
+    def counted(label: str, metric: str) -> str:
+        return f"{label} ({max(numbers.mean(method, metric).units for method in numbers.methods)})"
+
+    columns = {counted("all", named): Column(named)} | ({score: Column(score)} if score else {})
+    columns |= {counted(kind, metric): Column(metric) for kind, metric in kinds_of(numbers).items()}
+    return numbers.table(columns)
 
 
 def ablations(results: Results) -> list[str]:
@@ -149,64 +157,27 @@ def comparison_table(results: Results, names: Sequence[str], first: str = "lac")
     """LAC against other methods, task by task (Figures 2 and 4). [] where nothing is to be compared."""
     if first not in results or not names:
         return []
-    measured = measure_name(results)
-    rows: Rows = [{"": title(first), measured: str(overall(results[first]))}]
-    for name in names:
-        compared, score = paired(results[first], results[name]), results[first].get("score")
-        rewards = paired(results[first], results[name], "reward") if _has_both(results[first]) else None
-        rows.append(
-            {
-                "": title(name),
-                measured: str(overall(results[name])),
-                f"{title(first)} − it": compared.difference.text("+.2f"),
-                **(
-                    {f"only {title(first)} solved": compared.only_first, "only it solved": compared.only_second}
-                    if measured == "success"
-                    else {}
-                ),
-                f"{title(first)} is": compared.difference.verdict,
-                **({f"{score}: {title(first)} − it": rewards.difference.text("+.2f")} if rewards else {}),
-            }
-        )
+    numbers, named, score = measurements(results), measure_name(results), score_name(results)
+    rows: Rows = numbers.table({named: Column(named)}, methods=[first, *names])
+    for name, row in zip(names, rows[1:], strict=True):
+        pairs, difference = numbers.pairs(first, name, named), numbers.difference(first, name, named)
+        row[f"{title(first)} − it"] = difference.text("+.2f")
+        if named == "success":
+            row[f"only {title(first)} solved"] = sum(lac_value > value for lac_value, value in pairs)
+            row["only it solved"] = sum(lac_value < value for lac_value, value in pairs)
+        row[f"{title(first)} is"] = difference.verdict
+        if score:
+            gain = numbers.difference(first, name, score)
+            row[f"{score.removeprefix('mean ')}: {title(first)} − it"] = gain.text("+.2f")
     return rows
 
 
 def cost_table(results: Results) -> Rows:
     """Tokens, seconds and moves per task (Figures 5 and 9)."""
-    rows = []
-    for name, result in results.items():
-        summary, n = summarize(result), max(len(result["episodes"]), 1)
-        tokens = {key: result["tokens"][key] / n for key in ("read", "written")}
-        known = any(e["optimal"] >= 0 for e in result["episodes"])
-        invalid = sum(e.get("invalid", 0) for e in result["episodes"]) / n
-        rows.append(
-            {
-                "per task": title(name),
-                measure_name(results): f"{overall(result).mean:.2f}",
-                "moves": f"{summary['steps']:.1f}",
-                "invalid moves": f"{invalid:.1f}",
-                **(
-                    {"moves of successes": _or_dash(summary["steps_of_successes"])}
-                    if measure(result) == "success"
-                    else {}
-                ),
-                **({"above the optimum": _or_dash(summary["above_optimal"])} if known else {}),
-                "calls": f"{sum(result['calls'].values()) / n:,.0f}",
-                "tokens read": f"{tokens['read']:,.0f}",
-                "tokens written": f"{tokens['written']:,.0f}",
-                "seconds": f"{summary['seconds']:.2f}",
-            }
-        )
-    return rows
-
-
-def _has_both(result: Result) -> bool:
-    """Whether tables show a score beside success."""
-    return bool(result.get("score")) and measure(result) == "success"
-
-
-def _or_dash(x: float) -> str:
-    return f"{x:.1f}" if np.isfinite(x) else "–"
+    numbers, named = measurements(results), measure_name(results)
+    columns = {named: Column(named, interval=False)}
+    columns |= {cost: Column(cost, spec, interval=False) for cost, spec in COSTS.items()}
+    return numbers.table(columns, "per task")
 
 
 def problems_table(results: Results) -> Rows:

@@ -14,7 +14,8 @@ from nlrl_jax.backends.usage import Usage
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.gpi import GPIRoles
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import Episodes, Picture, Table, markdown, tokens, write_report
+from nlrl_jax.run.report import EpisodePairs, Picture, Table, markdown, tokens, write_report
+from nlrl_jax.run.reports.tidy import Column, Measurement, Measurements
 from nlrl_jax.statistics import Estimate, deviation, estimate, header
 from nlrl_jax.types import LanguageModel, Sampling
 
@@ -24,7 +25,7 @@ Results = dict[str, dict[str, dict[str, Any]]]
 TABLE_1 = ("policy", "q", "1x3", "4x1", "4x3", "6x3", "8x3")  # the paper's rows
 
 
-class Row(NamedTuple):
+class GPIMethod(NamedTuple):
     """A row of Table 1. name: "policy", "q" or "KxN"; K and N are 0 for the first two."""
 
     name: str
@@ -32,7 +33,7 @@ class Row(NamedTuple):
     N: int = 0
 
     @classmethod
-    def of(cls, name: str) -> Row:
+    def of(cls, name: str) -> GPIMethod:
         """Raises ValueError for a name that is none."""
         if name in ("policy", "q"):
             return cls(name)
@@ -73,20 +74,28 @@ def mean_return(result: dict[str, Any]) -> Estimate:
     return estimate(np.mean(result["returns"], axis=1))
 
 
+def measurements(results: Results) -> Measurements:
+    """The tidy rows of a run: methods are the table's rows, units the seeds of play."""
+    rows = []
+    for maze, finished in results.items():
+        for name, result in finished.items():
+            for seed, returns in enumerate(result["returns"]):
+                rows.append(Measurement(name, seed, f"return {maze}", float(np.mean(returns))))
+                rows.append(Measurement(name, seed, f"solved {maze}", float(np.mean(result["solved"][seed]))))
+            problems = result["problems"].items()
+            unreadable = [count for kind, count in problems if not kind.endswith((gpi.RANDOM, gpi.NEVER_ENDED))]
+            rows.append(Measurement(name, "all", f"unreadable {maze}", sum(unreadable)))
+    return Measurements(rows, title=lambda name: GPIMethod.of(name).title)
+
+
 def table(results: Results) -> list[dict[str, Any]]:
     """Table 1, a row per method."""
-    rows = []
-    for name in dict.fromkeys(name for rows in results.values() for name in rows):
-        line: dict[str, Any] = {"": Row.of(name).title}
-        for maze, finished in results.items():
-            summary = summarize(finished[name])
-            line[f"return {maze}"] = str(mean_return(finished[name]))
-            line[f"solved {maze}"] = f"{summary['solved']:.0%}"
-            line[f"unreadable {maze}"] = sum(
-                v for k, v in finished[name]["problems"].items() if not k.endswith((gpi.RANDOM, gpi.NEVER_ENDED))
-            )
-        rows.append(line)
-    return rows
+    columns: dict[str, Column] = {}
+    for maze in results:
+        columns[f"return {maze}"] = Column(f"return {maze}")
+        columns[f"solved {maze}"] = Column(f"solved {maze}", ".0%", interval=False)
+        columns[f"unreadable {maze}"] = Column(f"unreadable {maze}", ".0f", interval=False)
+    return measurements(results).table(columns)
 
 
 def explained(results: Results) -> str:
@@ -100,34 +109,39 @@ def _seeds(results: Results) -> int:
 
 def figure(results: Results, path: pathlib.Path) -> pathlib.Path:
     """Return against K, a line per N; the rows without look-ahead as level lines. Bands: deviation over seeds."""
-    wide = lambda x: (min(x), max(x)) if len(set(x)) > 1 else (x[0] - 0.2, x[0] + 0.2)  # a point would be invisible
     panels = {}
     for maze, finished in results.items():
-        rows = [Row.of(name) for name in finished]
-        means = {row: np.mean(finished[row.name]["returns"], axis=1) for row in rows}
-        across = wide([row.K for row in rows if row.K] or [1])
-        panel = [Series(row.title, across, np.repeat(means[row][:, None], 2, axis=1)) for row in rows if not row.K]
-        for N in sorted({row.N for row in rows if row.K}):
-            line = sorted((row for row in rows if row.K and row.N == N), key=lambda row: row.K)
-            x, ys = [row.K for row in line], np.stack([means[row] for row in line], axis=1)
-            if len(line) == 1:
-                x, ys = wide(x), np.repeat(ys, 2, axis=1)
-            panel.append(Series(f"GPI, N={N}", x, ys))
+        means = {GPIMethod.of(name): np.mean(result["returns"], axis=1) for name, result in finished.items()}
+        alone = [row for row in means if not row.K]
+        ahead = sorted((row for row in means if row.K), key=lambda row: row.K)
+        span = [row.K for row in ahead][:: max(len(ahead) - 1, 1)] or [1]
+        panel = [_line(row.title, span, np.repeat(means[row][:, None], len(span), axis=1)) for row in alone]
+        for N in sorted({row.N for row in ahead}):
+            line = [row for row in ahead if row.N == N]
+            panel.append(_line(f"GPI, N={N}", [row.K for row in line], np.stack([means[row] for row in line], axis=1)))
         panels[maze] = panel
     return compare(panels, path, "variations of each action [K]", "mean return")
 
 
+def _line(label: str, x: Sequence[float], ys: np.ndarray) -> Series:
+    """A line; a single point, which would be invisible, becomes a short level one. ys: [seeds, points]."""
+    if len(set(x)) > 1:
+        return Series(label, x, ys)
+    return Series(label, [x[0] - 0.2, x[0] + 0.2], np.repeat(ys[:, :1], 2, axis=1))
+
+
 def first_and_last(names: Sequence[str]) -> tuple[str, str]:
     """The rows to compare: the policy alone if it was run, and the look-ahead with the most variations and steps."""
-    last = max(names, key=lambda name: Row.of(name)[1:])
+    last = max(names, key=lambda name: GPIMethod.of(name)[1:])
     return ("policy" if "policy" in names else next(iter(names))), last
 
 
 def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results: Results, usage: Usage) -> pathlib.Path:
     """table.md, the figure and the page."""
     rows = table(results)
+    measurements(results).write(run_dir)
     write_atomically(run_dir / "table.md", f"{explained(results)}\n\n{markdown(rows)}")
-    ends = {maze: first_and_last(list(finished)) for maze, finished in results.items()}
+    compared = {maze: first_and_last(list(finished)) for maze, finished in results.items()}
     problems = Counter()
     for result in (result for finished in results.values() for result in finished.values()):
         problems.update(result["problems"])
@@ -145,9 +159,9 @@ def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results:
             Picture(figure(results, run_dir / "return_against_k.png"), caption),
             Table("Problems with replies", unreadable, "An action that cannot be read is replaced by a random one."),
             tokens(usage),
-            Episodes(
-                [results[maze][first]["episode"] for maze, (first, _) in ends.items()],
-                [results[maze][last]["episode"] for maze, (_, last) in ends.items()],
+            EpisodePairs(
+                [results[maze][first]["episode"] for maze, (first, _) in compared.items()],
+                [results[maze][last]["episode"] for maze, (_, last) in compared.items()],
                 ("policy alone", "language GPI"),
             ),
         ],
@@ -159,7 +173,4 @@ def headline(results: Results) -> str:
     """The return in the first maze with the most look-ahead, and that of the policy alone; "" of a single row."""
     maze, finished = next(iter(results.items()))
     first, last = first_and_last(list(finished))
-    if first == last:
-        return ""
-    old, new = (mean_return(finished[name]).mean for name in (first, last))
-    return f"return in {maze}: {new:.2f} with {Row.of(last).title}, {old:.2f} with {Row.of(first).title}"
+    return measurements(results).headline(f"return {maze}", last, [first]) if first != last else ""

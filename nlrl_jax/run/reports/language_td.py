@@ -24,15 +24,15 @@ Draw = Callable[[str], str]  # a view's board -> the board on the page
 
 def learned(targets: Sequence[Target], iteration: int, draw: Draw) -> list[Exchange]:
     """Some targets of an iteration with the variations that they summarise."""
-    kept = []
+    records = []
     for view, text, evaluated in targets[:TARGETS]:
-        variations = [
-            (f"variation {','.join(s.action for s in line.steps)}", f"{line.winner} wins" if line.over else words)
-            for line, words in evaluated
-        ]
+        variations = []
+        for line, words in evaluated:
+            moves = ",".join(step.action for step in line.steps)
+            variations.append((f"variation {moves}", f"{line.winner} wins" if line.over else words))
         title = f"Learned from in iteration {iteration + 1}: {view.player} to move"
-        kept.append(exchange(title, draw(view.board), *variations, ("aggregated", text)))
-    return kept
+        records.append(exchange(title, draw(view.board), *variations, ("aggregated", text)))
+    return records
 
 
 def judged(
@@ -44,13 +44,13 @@ def judged(
       positions: with their win rates, from -1 to 1 for the first player, and the evaluations before and after training.
       learning: False for a run of no iterations, whose evaluations are shown once.
     """
-    kept = []
+    records = []
     for view, rate, old, new in positions[:POSITIONS]:
         side = players[0 if rate > 0 else 1]
         title = f"{view.player} to move; {side} wins {(1 + abs(rate)) / 2:.0%} of the games from here"
         words = [("evaluation before", old), ("evaluation after", new)] if learning else [("evaluation", old)]
-        kept.append(exchange(title, draw(view.board), *words))
-    return kept
+        records.append(exchange(title, draw(view.board), *words))
+    return records
 
 
 def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[str, Any]]:
@@ -59,11 +59,11 @@ def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[s
     Args:
       stored: `results.read` of the run. thresholds: the run's own first.
     """
-    own = {"value model before": stored["before"], "value model after": stored["after"]}
+    judges = {"value model before": stored["before"], "value model after": stored["after"]}
     if not stored["iterations"]:
-        own = {"value model": stored["before"]}
+        judges = {"value model": stored["before"]}
     rows = []
-    for name, judged in {**own, **stored["beside"]}.items():
+    for name, judged in {**judges, **stored["beside"]}.items():
         row = {"who": name}
         for n, threshold in enumerate(thresholds):
             suffix = f"_{threshold:g}" if n else ""
@@ -77,13 +77,15 @@ def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[s
 
 def _curve(run_dir: pathlib.Path, stored: Mapping[str, Any]) -> Picture:
     """Accuracy and answers by iteration, and the baselines' as level lines."""
-    curve = lambda name: evaluations(run_dir, f"eval/{name}", stored["before"][name])
-    (at, accuracy), (x, answered) = curve("accuracy"), curve("answered")  # no accuracy where none was answered
-    own = [Series("value model, of those answered", at, accuracy[None]), Series("answered", x, answered[None])]
-    level = lambda name, row: Series(name, x, np.full((1, len(x)), row["accuracy"]))
-    panels = {"Advantage on held-out positions": own + [level(*item) for item in stored["beside"].items()]}
+    labels, lines = {"accuracy": "value model, of those answered", "answered": "answered"}, []
+    for metric, label in labels.items():  # there is no accuracy where no position was answered
+        x, values = evaluations(run_dir, f"eval/{metric}", stored["before"][metric])
+        lines.append(Series(label, x, values[None]))
+    for name, judged in stored["beside"].items():
+        lines.append(Series(name, x, np.full((1, len(x)), judged["accuracy"])))
+    picture = compare({"Advantage on held-out positions": lines}, run_dir / "curve.png", "iteration", "share")
     caption = "Share of held-out positions where the side that is ahead is named; level lines do not learn."
-    return Picture(compare(panels, run_dir / "curve.png", "iteration", "share"), caption)
+    return Picture(picture, caption)
 
 
 def write(

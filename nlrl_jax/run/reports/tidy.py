@@ -1,7 +1,7 @@
 """One builder of tables, bars and costs from tidy rows: (method, unit, metric, value).
 
 A unit is an independent trial: a task, a seed of training, a base agent. Several rows of one unit and metric are
-averaged first, so that an interval is always over the units. A run's rows are in RUN_DIR/measurements.csv.
+averaged first, so that an interval is always over units. The rows of a run are in RUN_DIR/measurements.csv.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import csv
 import io
 import pathlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run import plots, processes
+from nlrl_jax.run import processes
+from nlrl_jax.run.plots import Bar, Point
 from nlrl_jax.statistics import Estimate, by_unit, estimate
 
 MEASUREMENTS = "measurements.csv"
-SHARES = ("success",)  # metrics whose values are yes or no
+MISSING = "–"
 
 
 class Measurement(NamedTuple):
@@ -31,95 +30,108 @@ class Measurement(NamedTuple):
     value: float
 
 
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+      metric: whose mean it shows.
+      spec: format of the mean.
+      interval: whether ± follows.
+    """
+
+    metric: str
+    spec: str = ".2f"
+    interval: bool = True
+
+
 class Measurements:
     """The tidy rows of a run, looked up by method and metric.
 
     Args:
       rows: methods and metrics are shown in the order in which they first come.
+      shares: metrics whose values are yes or no.
+      title: method -> its name in tables and pictures.
     """
 
-    def __init__(self, rows: Iterable[Measurement]):
-        self.rows = list(rows)
+    def __init__(self, rows: Iterable[Measurement], shares: Collection[str] = (), title: Callable[[str], str] = str):
+        self.rows, self.shares, self.title = list(rows), shares, title
         self._cells: dict[tuple[str, str], list[Measurement]] = {}
         for row in self.rows:
             self._cells.setdefault((row.method, row.metric), []).append(row)
         self.methods = list(dict.fromkeys(row.method for row in self.rows))
         self.metrics = list(dict.fromkeys(row.metric for row in self.rows))
 
-    def has(self, method: str, metric: str) -> bool:
-        """Whether a method has this metric."""
-        return (method, metric) in self._cells
-
     def units(self, method: str, metric: str) -> dict[Hashable, float]:
-        """{unit: mean of its values}."""
+        """{unit: mean of its values}, {} where the method does not have the metric."""
         rows = self._cells.get((method, metric), [])
         return by_unit([row.value for row in rows], [row.unit for row in rows])
 
     def mean(self, method: str, metric: str) -> Estimate:
         """The mean over units, with its interval."""
-        return estimate(self.units(method, metric).values(), is_share=metric in SHARES)
+        return estimate(self.units(method, metric).values(), is_share=metric in self.shares)
 
-    def difference(self, method: str, other: str, metric: str) -> Estimate:
-        """The mean over the units that both have of one method minus another.
+    def pairs(self, method: str, baseline: str, metric: str) -> list[tuple[float, float]]:
+        """The values of two methods on the units that both have.
 
         Raises:
-          ValueError: they have no unit in common.
+          ValueError: there is none.
         """
-        ours, theirs = self.units(method, metric), self.units(other, metric)
-        shared = [unit for unit in ours if unit in theirs]
+        values, references = self.units(method, metric), self.units(baseline, metric)
+        shared = [(value, references[unit]) for unit, value in values.items() if unit in references]
         if not shared:
-            raise ValueError(f"{method} and {other} have no task in common; compare runs with the same --seed")
-        return estimate([ours[unit] - theirs[unit] for unit in shared])
+            raise ValueError(f"{method} and {baseline} have no task in common; compare runs with the same --seed")
+        return shared
+
+    def difference(self, method: str, baseline: str, metric: str) -> Estimate:
+        """The mean of one method minus another, unit by unit; raises as `pairs`."""
+        return estimate([value - reference for value, reference in self.pairs(method, baseline, metric)])
 
     def table(
-        self,
-        metrics: Mapping[str, str | Callable[[Estimate], str]],
-        corner: str = "",
-        methods: Sequence[str] | None = None,
-        names: Callable[[str], str] = str,
+        self, columns: Mapping[str, Column], corner: str = "", methods: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
-        """A row per method, a column per metric.
+        """A row per method. Columns whose metric no method has are left out.
 
         Args:
-          metrics: metric -> how its mean is written: a format such as ".2f", or a function of the estimate.
-          corner: heading of the first column. names: method -> its name there.
-          methods: the rows; by default all methods.
+          columns: heading -> what it shows. corner: heading of the methods.
+          methods: the rows; all by default.
         """
+        columns = {heading: column for heading, column in columns.items() if column.metric in self.metrics}
         rows = []
         for method in self.methods if methods is None else methods:
-            row: dict[str, Any] = {corner: names(method)}
-            for metric, form in metrics.items():
+            row = {corner: self.title(method)}
+            for heading, (metric, spec, interval) in columns.items():
                 mean = self.mean(method, metric)
-                missing = not self.has(method, metric)
-                row[metric] = "" if missing else mean.text(form) if isinstance(form, str) else form(mean)
+                text = mean.text(spec) if interval else format(mean.mean, spec)
+                row[heading] = text if mean.units else MISSING
             rows.append(row)
         return rows
 
-    def bars(
-        self, panels: Mapping[str, str], methods: Sequence[str], names: Callable[[str], str] = str
-    ) -> dict[str, list[plots.Bar]]:
+    def bars(self, panels: Mapping[str, str], methods: Sequence[str]) -> dict[str, list[Bar]]:
         """{title: a bar per method}, for `plots.bars`. panels: title -> metric."""
-        return {
-            title: [self._bar(method, metric, names(method)) for method in methods if self.has(method, metric)]
-            for title, metric in panels.items()
-        }
+        drawn: dict[str, list[Bar]] = {}
+        for title, metric in panels.items():
+            means = {method: self.mean(method, metric) for method in methods}
+            drawn[title] = [Bar(self.title(name), mean.mean, mean.arms) for name, mean in means.items() if mean.units]
+        return drawn
 
-    def _bar(self, method: str, metric: str, name: str) -> plots.Bar:
-        mean = self.mean(method, metric)
-        return plots.Bar(name, mean.mean, mean.arms)
+    def costs(self, panels: Mapping[str, str], metric: str) -> dict[str, list[Point]]:
+        """{label of x: a point per method}, for `plots.points`: a metric against costs. panels: label -> cost."""
+        drawn: dict[str, list[Point]] = {label: [] for label in panels}
+        for method in self.methods:
+            mean = self.mean(method, metric)
+            for label, cost in panels.items():
+                drawn[label].append(Point(self.title(method), self.mean(method, cost).mean, mean.mean, mean.arms))
+        return drawn
 
-    def costs(
-        self, panels: Mapping[str, str], metric: str, names: Callable[[str], str] = str
-    ) -> dict[str, list[plots.Point]]:
-        """{label of x: a point per method}, for `plots.points`: `metric` against costs. panels: label -> cost."""
-        means = {method: self.mean(method, metric) for method in self.methods}
-        return {
-            label: [
-                plots.Point(names(method), self.mean(method, cost).mean, mean.mean, mean.arms)
-                for method, mean in means.items()
-            ]
-            for label, cost in panels.items()
-        }
+    def headline(self, metric: str, method: str, rivals: Sequence[str], spec: str = ".2f") -> str:
+        """A metric of a method, and that of its best rival: "success: LAC 0.50, ReAct 0.00 (within noise)"."""
+        line = f"{metric}: {self.title(method)} {self.mean(method, metric).mean:{spec}}"
+        if not rivals:
+            return line
+        best = max(rivals, key=lambda name: self.mean(name, metric).mean)
+        verdict = self.difference(method, best, metric).verdict
+        noise = "" if verdict in ("above", "below") else f" ({verdict})"
+        return f"{line}, {self.title(best)} {self.mean(best, metric).mean:{spec}}{noise}"
 
     def write(self, run_dir: pathlib.Path) -> None:
         """Writes measurements.csv. Of several processes the first writes."""
@@ -127,12 +139,7 @@ class Measurements:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(Measurement._fields)
         for method, unit, metric, value in self.rows:
-            plain = " ".join(map(str, unit)) if isinstance(unit, tuple) else unit
-            writer.writerow([method, plain, metric, float(value)])
+            parts = unit if isinstance(unit, tuple) else (unit,)
+            writer.writerow([method, " ".join(map(str, parts)), metric, float(value)])
         if processes.first():
             write_atomically(run_dir / MEASUREMENTS, text.getvalue())
-
-
-def or_dash(spec: str) -> Callable[[Estimate], str]:
-    """Writes a mean without its interval, and – where there is none."""
-    return lambda mean: format(mean.mean, spec) if np.isfinite(mean.mean) else "–"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
 from nlrl_jax.run.reports import ultra_pictures as pictures
 from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.reports.ultra_pictures import Case
-from nlrl_jax.run.reports.ultra_tables import Scores, headings, headline, main_score, rounded, trials_header
+from nlrl_jax.run.reports.ultra_tables import Scores, headings, last_line, main_score, rounded, trials_header
 from nlrl_jax.types import ControlGame
 
 CASES = 2  # episodes of the case study
@@ -82,13 +83,14 @@ def write(
     findings = evidence.findings
     first, second = refined.tables()
     counts = [{"reply": name, "times": number} for name, number in sorted(findings.counts.items())]
-    which = "with the first base agent" if len(bases) > 1 else "all stages"
+    coverage = "with the first base agent" if len(bases) > 1 else "all stages"
     analyst = [
         Table("Before learning", guidance(bases, continuous), "Alone, and guided by the analyst's lookup table."),
-        Table("The analyst's replies", counts, f"A model that sees text only; {which}."),
+        Table("The analyst's replies", counts, f"A model that sees text only; {coverage}."),
         Table("Steps in critical states", hit_rates(bases[0], scores), "Of the first base agent and seed."),
     ]
     drawn, exchanges = case_study(folder, game, evidence)
+    ultra_tables.measurements(scores).write(folder)
     return write_report(
         folder,
         title=f"ULTRA on {game.name}, analyst {config['analyst']}",
@@ -108,27 +110,27 @@ def write(
             tokens(Usage(folder)),
             Exchanges(exchanges),
         ],
-        headline=headline(scores, continuous),
+        headline=last_line(scores, continuous),
     )
 
 
 def case_study(folder: pathlib.Path, game: ControlGame, evidence: Evidence) -> tuple[list[Picture], list[Exchange]]:
     """(timelines of a few episodes, what the analyst wrote about them)."""
     words = game.roles.format_action if game.roles else str
-    draw_case = game.draw_case or (game.draw and (lambda states, taken, suggested: game.draw(states)))
-    drawn, found, findings = [], [], evidence.findings
+    draw_case = game.draw_case or (game.draw and (lambda states, actions, suggested: game.draw(states)))
+    drawn, exchanges, findings = [], [], evidence.findings
     for n, case in enumerate(cases(evidence.trajectories, findings.states)):
         if draw_case:
             path = pictures.timeline(case, draw_case, words, folder / f"case_{n}.png")
             drawn.append(Picture(path, "Critical states, and the analyst's reward for the action taken in each."))
-        found += [exchange_on(state, words) for state in pictures.telling(case.critical)]
+        exchanges += [exchange_on(state, words) for state in pictures.telling(case.critical)]
         number = case.episode.number
         analysis = ("analysis", shortened(findings.analyses[number]))
-        found.append(exchange(f"Case analysis of episode {number}", "", analysis))
+        exchanges.append(exchange(f"Case analysis of episode {number}", "", analysis))
     if findings.strategies:
         strategies = ("strategies", shortened(findings.strategies))
-        found.append(exchange("Strategies of refinement that the analyst proposes", "", strategies))
-    return drawn, found
+        exchanges.append(exchange("Strategies of refinement that the analyst proposes", "", strategies))
+    return drawn, exchanges
 
 
 def filmed(folder: pathlib.Path, game: ControlGame, films: Mapping[str, Trajectories]) -> list[Picture]:
@@ -164,9 +166,9 @@ def guidance(bases: Sequence[Base], continuous: bool) -> list[dict[str, Any]]:
     return [
         {"base agent": number}
         | {
-            f"{name}, {when}": rounded(scores[kind])
+            f"{name}, {stage}": rounded(scores[kind])
             for kind, name in headings(continuous).items()
-            for when, scores in (("alone", base.start), ("guided", base.guided))
+            for stage, scores in (("alone", base.start), ("guided", base.guided))
         }
         for number, base in enumerate(bases)
     ]
@@ -184,8 +186,8 @@ def hit_rates(base: Base, scores: Scores) -> list[dict[str, str]]:
     for name in scores:
         metrics = read_metrics(base.folder / name / f"seed_{base.seeds[0]}")
         if "critical" in metrics:
-            share = lambda field, metrics=metrics: f"{np.mean(metrics[field]):.1%}"
-            rows.append({"method": name, "critical": share("critical"), "action replaced": share("replaced")})
+            critical, replaced = (f"{np.mean(metrics[field]):.1%}" for field in ("critical", "replaced"))
+            rows.append({"method": name, "critical": critical, "action replaced": replaced})
     return rows
 
 
@@ -208,12 +210,13 @@ def curves(folder: pathlib.Path, refined: Refined, label: str) -> pathlib.Path:
 def cases(trajectories: Trajectories, states: Sequence[CriticalState]) -> list[Case]:
     """The episodes whose actions were rated worst, for the case study."""
     by_episode: dict[int, list[CriticalState]] = {}
+    fines: Counter[int] = Counter()
     for state in states:
         by_episode.setdefault(state.episode, []).append(state)
-    blame = lambda critical: sum(min(pictures.taken_reward(state) or 0.0, 0.0) for state in critical)
-    chosen = sorted(by_episode, key=lambda number: blame(by_episode[number]))[:CASES]
+        fines[state.episode] += min(pictures.taken_reward(state) or 0.0, 0.0)
+    worst = sorted(by_episode, key=fines.__getitem__)[:CASES]
     episodes = episodes_of(trajectories)
-    return [Case(episodes[n], by_episode[n], pictures.states_of(trajectories, n)) for n in chosen]
+    return [Case(episodes[n], by_episode[n], pictures.states_of(trajectories, n)) for n in worst]
 
 
 def exchange_on(state: CriticalState, words) -> Exchange:

@@ -38,15 +38,15 @@ def taken_reward(state: CriticalState) -> float | None:
     return state.rewards.get(state.taken)
 
 
-def telling(critical: Sequence[CriticalState], most: int = _FRAMES) -> list[CriticalState]:
-    """At most `most` states in order of time, with a gap between them: the worst actions and the best one."""
+def telling(critical: Sequence[CriticalState], limit: int = _FRAMES) -> list[CriticalState]:
+    """At most `limit` states in order of time, with a gap between them: the worst actions and the best one."""
     slots = [state.verdict.timeslot for state in critical]
     gap = max((max(slots) - min(slots)) // 25, 2) if slots else 2
     rated = sorted((s for s in critical if taken_reward(s) is not None), key=taken_reward)
     chosen: list[CriticalState] = []
-    for state in [*rated[: most - 1], *rated[::-1][:1], *rated]:
-        apart = all(abs(state.verdict.timeslot - other.verdict.timeslot) > gap for other in chosen)
-        if apart and len(chosen) < most:
+    for state in [*rated[: limit - 1], *rated[::-1][:1], *rated]:
+        apart = all(abs(state.verdict.timeslot - neighbour.verdict.timeslot) > gap for neighbour in chosen)
+        if apart and len(chosen) < limit:
             chosen.append(state)
     return sorted(chosen, key=lambda s: s.verdict.timeslot)
 
@@ -60,9 +60,9 @@ def timeline(case: Case, draw_case, words, path: pathlib.Path) -> pathlib.Path:
     """
     from matplotlib.figure import Figure
 
-    shown = telling(case.critical)
-    figure = Figure(figsize=(11, 6.4 if shown else 3), layout="constrained")
-    grid = figure.add_gridspec(2 if shown else 1, max(len(shown), 1), height_ratios=[1, 1.7] if shown else [1])
+    labelled = telling(case.critical)
+    figure = Figure(figsize=(11, 6.4 if labelled else 3), layout="constrained")
+    grid = figure.add_gridspec(2 if labelled else 1, max(len(labelled), 1), height_ratios=[1, 1.7] if labelled else [1])
     axes = figure.add_subplot(grid[0, :])
     axes.axhline(0, color="#c9c9c4", linewidth=1)
     for state in case.critical:
@@ -71,7 +71,7 @@ def timeline(case: Case, draw_case, words, path: pathlib.Path) -> pathlib.Path:
         axes.vlines(state.verdict.timeslot, 0, reward or 0.03, color=color, linewidth=2)
         if state.verdict.action is not None:
             axes.plot(state.verdict.timeslot, reward or 0.0, "o", color=color, markersize=4)
-    for letter, state in zip("ABCDEFGH", shown):
+    for letter, state in zip("ABCDEFGH", labelled):
         axes.annotate(letter, (state.verdict.timeslot, 1.12), ha="center", fontsize=11, fontweight="bold")
     axes.set(xlim=(-1, len(case.episode) + 1), ylim=(-1.15, 1.35))
     axes.set(ylabel="reward of the action taken", xlabel="timeslot (a dot: another action was suggested)")
@@ -79,11 +79,11 @@ def timeline(case: Case, draw_case, words, path: pathlib.Path) -> pathlib.Path:
     title = f"Episode {case.episode.number}: {len(case.critical)} critical of {len(case.episode)} timeslots"
     axes.set_title(f"{title}; it {ending} with a return of {case.episode.rewards.sum():.4g}", loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    if shown:
-        slots = np.array([state.verdict.timeslot for state in shown])
+    if labelled:
+        slots = np.array([state.verdict.timeslot for state in labelled])
         here = jax.tree.map(lambda leaf: leaf[slots], case.states)
-        pictures = draw_case(here, [state.taken for state in shown], [state.verdict.action for state in shown])
-        for column, (letter, state) in enumerate(zip("ABCDEFGH", shown)):
+        pictures = draw_case(here, [state.taken for state in labelled], [state.verdict.action for state in labelled])
+        for column, (letter, state) in enumerate(zip("ABCDEFGH", labelled)):
             frame = figure.add_subplot(grid[1, column], xticks=[], yticks=[])
             frame.imshow(pictures[column])
             frame.set_title(_caption(letter, state, words), loc="left", fontsize=9)

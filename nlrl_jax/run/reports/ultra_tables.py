@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from nlrl_jax.algorithms.refiners import methods as refiners
+from nlrl_jax.run.reports.tidy import Measurement, Measurements
 from nlrl_jax.statistics import Estimate, estimate, header, paired
 
 # method -> score -> [bases, seeds]
@@ -21,26 +22,38 @@ _LEVEL = {"greedy": "most likely action", "sampled": "sampled action"}
 
 
 def _trials(scores: np.ndarray) -> np.ndarray:
-    """[bases, seeds], the independent number that each score is a part of: its base, or its seed of a single base."""
+    """[bases * seeds], the independent trial of each score: its base agent, or its seed of a single base agent."""
     return np.indices(np.shape(scores))[0 if len(scores) > 1 else 1].ravel()
 
 
-def gain(scores: np.ndarray, others: np.ndarray) -> Estimate:
+def measurements(scores: Scores) -> Measurements:
+    """The scores as tidy rows; units are the independent trials."""
+    rows = []
+    for method, kinds in scores.items():
+        for kind, values in kinds.items():
+            for trial, value in zip(_trials(values), np.ravel(values), strict=True):
+                rows.append(Measurement(method, int(trial), kind, float(value)))
+    return Measurements(rows)
+
+
+def gain(scores: np.ndarray, baseline: np.ndarray) -> Estimate:
     """Of a method over another one, paired by base agent and seed: [bases, seeds] each."""
-    return paired(scores, others, _trials(scores))
+    return paired(scores, baseline, _trials(scores))
 
 
-def gain_text(found: Estimate) -> str:
+def gain_text(difference: Estimate) -> str:
     """ "+77 ± 89 (within noise)", "+4.000 ± 4.968 (not known)"; of clear gains the number of trials instead."""
-    known = f"{found.units} trials" if found.verdict in ("above", "below") else found.verdict
-    spec = _format(found.half if found.half > 0 else found.mean)
-    return f"{found.text('+' + spec, _format(found.half))} ({'single trial' if found.units < 2 else known})"
+    verdict = difference.verdict
+    about = f"{difference.units} trials" if verdict in ("above", "below") else verdict
+    spec = _format(difference.half if difference.half > 0 else difference.mean)
+    about = "single trial" if difference.units < 2 else about
+    return f"{difference.text('+' + spec, _format(difference.half))} ({about})"
 
 
 def level(scores: np.ndarray) -> str:
     """The mean over the independent trials."""
-    found = estimate(scores, _trials(scores))
-    return found.text(_format(found.mean))
+    mean = estimate(scores, _trials(scores))
+    return mean.text(_format(mean.mean))
 
 
 def rounded(number: float) -> str:
@@ -62,6 +75,12 @@ def trials_header(bases: int, seeds: int) -> str:
 def headings(continuous: bool) -> dict[str, str]:
     """The scores' names in tables."""
     return _LEVEL | ({"greedy": "mean action"} if continuous else {})
+
+
+def main_score(continuous: bool) -> str:
+    """The score by which methods are compared: robots by their mean action, without exploration noise, other games by
+    the sampled one, as in the paper."""
+    return "greedy" if continuous else "sampled"
 
 
 def tables(
@@ -89,19 +108,14 @@ def tables(
     first += [row(name) for name in refiners.TABLE_1 if name in scores]
     baselines = [name for name in refiners.BASELINES if name in scores]
     if "ULTRA-RA" in scores and baselines:
-        means = {kind: [scores[name][kind].mean() for name in baselines] for kind in names}
-        ratio = lambda kind: scores["ULTRA-RA"][kind].mean() / np.mean(means[kind])
-        more = {kind: ratio(kind) - 1 for kind in names if min(means[kind]) > 0}
-        if more:
-            percent = {names[kind]: f"{100 * more[kind]:+.1f} %" if kind in more else "" for kind in names}
+        percent = {}
+        for kind in names:
+            means = [scores[name][kind].mean() for name in baselines]
+            ratio = scores["ULTRA-RA"][kind].mean() / np.mean(means) if min(means) > 0 else np.nan
+            percent[names[kind]] = f"{100 * (ratio - 1):+.1f} %" if np.isfinite(ratio) else ""
+        if any(percent.values()):
             first.append({"method": f"ULTRA-RA over the mean of {', '.join(baselines)}", **percent, **empty})
     return first, [row(name) for name in refiners.TABLE_2 if name in scores]
-
-
-def main_score(continuous: bool) -> str:
-    """The score by which methods are compared: robots by their mean action, without exploration noise, other games by
-    the sampled one, as in the paper."""
-    return "greedy" if continuous else "sampled"
 
 
 def last_line(scores: Scores, continuous: bool) -> str:
@@ -110,13 +124,3 @@ def last_line(scores: Scores, continuous: bool) -> str:
         return ""
     ours, ppo = (scores[name][main_score(continuous)] for name in ("ULTRA-RA", "PPO"))
     return f"ULTRA-RA over PPO: {rounded(ppo.mean())} -> {rounded(ours.mean())}, {gain_text(gain(ours, ppo))}"
-
-
-def headline(scores: Scores, continuous: bool) -> str:
-    """The same for the page: both scores, and whether they differ."""
-    if not {"PPO", "ULTRA-RA"} <= scores.keys():
-        return ""
-    ours, ppo = (scores[name][main_score(continuous)] for name in ("ULTRA-RA", "PPO"))
-    verdict = gain(ours, ppo).verdict
-    noise = "" if verdict in ("above", "below") else f" ({verdict})"
-    return f"ULTRA-RA {rounded(ours.mean())}, continued PPO {rounded(ppo.mean())}{noise}"

@@ -17,7 +17,7 @@ from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.backends.scripted import CHARACTERS
 from nlrl_jax.roles.trajectories import ControlEpisode
 from nlrl_jax.rollouts import control
-from nlrl_jax.run.dry_run import Plan
+from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.ultra.config import count
 from nlrl_jax.run.ultra.stages import Run
 
@@ -64,10 +64,15 @@ def _read(run: Run) -> list[str]:
 def lengthened(episodes: Sequence[ControlEpisode], steps: int, number: int) -> ControlEpisode:
     """An episode of the given length that repeats the steps of others; it is truncated, not terminated."""
     order = [episodes[(number + n) % len(episodes)] for n in range(len(episodes))]
-    whole = lambda parts: np.concatenate([*parts] * -(-steps // sum(map(len, order))))[:steps]
-    observations = whole([episode.observations[:-1] for episode in order])
+    repeats = -(-steps // sum(map(len, order)))
+
+    def repeated(parts: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([*parts] * repeats)[:steps]
+
+    observations = repeated([episode.observations[:-1] for episode in order])
     last = order[0].observations[:1]
-    actions, rewards = whole([one.actions for one in order]), whole([one.rewards for one in order])
+    actions = repeated([episode.actions for episode in order])
+    rewards = repeated([episode.rewards for episode in order])
     return ControlEpisode(number, np.concatenate([observations, last]), actions, rewards, False)
 
 
@@ -75,7 +80,7 @@ def _count(run: Run, episodes: Sequence[ControlEpisode], budget: int) -> str:
     """The table of calls and tokens if all episodes were like these."""
     game, config = run.game, run.config
     longest = "x" * CHARACTERS * SAMPLINGS["analyse"].max_tokens  # what the prompts for rewards quote
-    plan = Plan({**game.scripts, "analyse": lambda context, rng: longest})
+    plan = CallPlan({**game.scripts, "analyse": lambda context, rng: longest})
     times = config.bases * config.episodes / len(episodes)
     once = dict.fromkeys(ONCE, config.bases)
     counts = analyse(episodes, game.roles, plan.model(times, once=once)).counts
