@@ -287,8 +287,9 @@ def main(argv: list[str]) -> None:
     for name in listed("study", config.study):
         groups, out = groups_of(run for run in runs if run.study == name), run_dir / f"{name}.html"
         in_seconds = script == "train_ms_grpo"  # as in its paper
-        (*_, results), files = comparison.write(groups, out, True, in_seconds, f"{name}: what each choice changes")
-        text += f"{name}. {results.note}\n\n{markdown(results.rows)}\n"
+        tables, files = comparison.write(groups, out, True, in_seconds, f"{name}: what each choice changes")
+        for table in reversed([table for table in tables if table.rows]):  # results first
+            text += f"{name}: {table.title}. {table.note}\n\n{markdown(table.rows)}\n"
         print(f"report: {files[0]}")
     write_atomically(run_dir / "table.md", text)
     print(f"\n{text}")

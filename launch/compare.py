@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     out = page_of(flags.FLAGS.out or folder / "comparison.html")
     out.parent.mkdir(parents=True, exist_ok=True)
     tables, (page, *pictures) = comparison.write(groups, out, titled, flags.FLAGS.against == "seconds")
-    for table in tables[:-1]:  # those of LAC's loop
+    for table in (table for table in tables[:-1] if table.rows):  # of LAC's loop, and without learning
         print(f"{table.title}. {table.note}\n\n{markdown(table.rows)}")
     print("\n".join([f"report: {page}", *(f"picture: {path}" for path in pictures)]))
 

@@ -205,9 +205,9 @@ def header(units: str, count: int | None = None, shares: bool = False) -> str:
     """
     if count is not None and count < 2:
         return f"No ±: an interval needs two or more {units.split(',')[0]}."
-    over = units if count is None else f"{count} {units}"
+    scope = units if count is None else f"{count} {units}"
     brackets = "; brackets hold the 95 % interval of a share (Wilson)" if shares else ""
-    return f"± is the half-width of the 95 % interval of the mean (Student's t) over {over}{brackets}."
+    return f"± is the half-width of the 95 % interval of the mean (Student's t) over {scope}{brackets}."
 
 
 def _flat(values: Iterable[Any]) -> np.ndarray:

@@ -156,3 +156,15 @@ def test_damaged_results_and_a_run_without_metrics_are_named(tmp_path):
     write(folder, [1.0])
     (folder / "results.json").write_text("{")
     assert f"{folder / 'results.json'} is damaged" in refusal("compare", folder)
+
+
+def test_what_does_not_learn_is_a_table_of_its_own(tmp_path):
+    for seed in range(2):
+        write(make_run(tmp_path / str(seed), seed=seed), [0.0, 1.0])
+        beside = {"more pawns": {"accuracy": 0.8 + 0.1 * seed}, "one search": {"accuracy": 0.7}}
+        write_results(tmp_path / str(seed), script="x", before={"accuracy": 0.5}, after={"accuracy": 1}, beside=beside)
+    run_of = comparison.read_group("a", [tmp_path / "0", tmp_path / "1"])
+    assert comparison.baselines([run_of, run_of._replace(name="b")]) == [
+        {"beside": "a", "who": "more pawns", "accuracy": "0.85 ± 0.64"},
+        {"beside": "a", "who": "one search", "accuracy": "0.7 (all equal)"},
+    ]

@@ -22,7 +22,7 @@ SHOWN = 4  # improvements of an iteration
 Results = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
-def exchanges(log: IterationLog, when: str, draw: Callable[[str], str]) -> list[Exchange]:
+def exchanges(log: IterationLog, stage: str, draw: Callable[[str], str]) -> list[Exchange]:
     """The longest aggregation of an iteration and the improvements of its most frequent positions.
 
     Args:
@@ -31,7 +31,7 @@ def exchanges(log: IterationLog, when: str, draw: Callable[[str], str]) -> list[
     records = []
     if log.values:
         target = max(log.values, key=lambda target: len(target.prompt.messages[-1]["content"]))
-        title = f"Aggregation, {when}: {target.view.player} plays {target.action}"
+        title = f"Aggregation, {stage}: {target.view.player} plays {target.action}"
         parts = ("prompt", target.prompt.messages[-1]["content"]), ("reply", target.text)
         records.append(exchange(title, draw(target.view.board), *parts))
     for target in sorted(log.improvements, key=lambda target: -target.visits)[:SHOWN]:
@@ -39,7 +39,7 @@ def exchanges(log: IterationLog, when: str, draw: Callable[[str], str]) -> list[
         for action, text in target.evaluations:
             first.setdefault(action, text)
         values = [(f"language value of {action}", text) for action, text in first.items()]
-        title = f"Improvement, {when}: {target.view.player} to move, {target.visits} visits"
+        title = f"Improvement, {stage}: {target.view.player} to move, {target.visits} visits"
         records.append(exchange(title, draw(target.view.board), *values, ("improved policy", target.text)))
     return records
 

@@ -89,6 +89,11 @@ def read_group(title: str, folders: Sequence[pathlib.Path]) -> ComparedRun:
         evaluations = [run.evaluation(stage) for run in runs]
         shared = [name for name in evaluations[0] if all(name in evaluation for evaluation in evaluations)]
         results[stage] = {name: np.concatenate([np.ravel(part[name]) for part in evaluations]) for name in shared}
+    results["beside"] = {}
+    for name, scores in first.results.get("beside", {}).items():
+        seeds = [run.results.get("beside", {}).get(name, {}) for run in runs]
+        shared = [metric for metric in scores if all(metric in seed for seed in seeds)]
+        results["beside"][name] = {metric: np.array([seed[metric] for seed in seeds]) for metric in shared}
     equal = [name for name in first.config if all(run.config.get(name) == first.config[name] for run in runs)]
     return ComparedRun(
         title,
@@ -204,6 +209,17 @@ def _same(lines: Sequence[Series], panel: Sequence[Series]) -> bool:
     return len(lines) == len(panel) and all(np.array_equal(a.ys, b.ys) and np.array_equal(a.x, b.x) for a, b in pairs)
 
 
+def baselines(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
+    """Rows of what does not learn, evaluated beside a run (`language_td`); of equal rows the first."""
+    rows: list[dict[str, Any]] = []
+    for run, label in zip(runs, labels([run.name for run in runs])):
+        for name, scores in run.results.get("beside", {}).items():
+            row = {"who": name} | {words(metric): _spread(np.ravel(values)) for metric, values in scores.items()}
+            if not any(row.items() <= earlier.items() for earlier in rows):
+                rows.append({"beside": label, **row})
+    return rows
+
+
 def summary(runs: Sequence[ComparedRun]) -> tuple[list[dict[str, Any]], list[str]]:
     """(the table without metrics that are 0 or repeat another, transposed if wide; sentences about these metrics)."""
     rows = table(runs)
@@ -293,6 +309,7 @@ def write(
     loops = titled and all(lac_seeds.SUCCESS in run.results.get("rounds", [()])[0] for run in runs)
     rounds = lac_seeds.blocks(groups, rounds_picture(out)) if loops else []
     results = Table("Results", rows, " ".join(notes))
+    without = Table("Without learning", baselines(runs), "Evaluated beside the runs, on the same data.")
     sides = [(first, "before"), (first, "after")] if alone else [(run, "after") for run in runs[:2]]
     episodes = [run.results.get("transcripts", {}).get(stage, []) for run, stage in sides]
     caption = f"Running means of metrics by {axis}; bands: 95 % intervals of the mean over seeds."
@@ -305,9 +322,10 @@ def write(
             *rounds,
             results,
             *(Picture(path, caption) for path in drawn),
+            without,
             EpisodePairs(*episodes, ("before", "after") if alone else (names[0], names[1])),
         ],
         legend=first.results.get("legend", {}),
         name=out.name,
     )
-    return [*(block for block in rounds if isinstance(block, Table)), results], [page, *drawn]
+    return [*(block for block in (*rounds, without) if isinstance(block, Table)), results], [page, *drawn]
