@@ -123,7 +123,7 @@ BENCHMARKS = [name for name in COMMANDS if name.startswith("benchmarks/")]
 def test_commands_of_the_pages_parse(script):
     assert (ROOT / "launch" / f"{script}.py").exists(), f"{COMMANDS[script][0][0]}: nlrl-jax {script}"
     wrong = []
-    with scripts.loaded(script):
+    with scripts.loaded(script) as module:
         for page, words in COMMANDS[script]:
             if "--help" in words:
                 continue
@@ -131,6 +131,7 @@ def test_commands_of_the_pages_parse(script):
             pairs = zip(words, ["", *words])
             words = ["1" if re.fullmatch("[A-Z]", word) and last.startswith("--") else word for word, last in pairs]
             flags.FLAGS.unparse_flags()
+            words = module.gathered(words) if script == "ablate" else words
             try:
                 flags.FLAGS([script, *words])
             except flags.Error as error:

@@ -66,7 +66,7 @@ def test_a_game_without_success_shows_its_return(tmp_path):
     assert other["LAC − it"] == "+0.50 (all equal)"
     assert not {"success", "only it solved", "return: LAC − it"} & set(other)
     assert tables.cost_table(made)[0]["return"] == "2.50" and tables.summarize(made["lac"])["by_mission"][""][0] == 2.5
-    assert page.headline(made) == "return: LAC 2.50, ReAct, no thoughts 2.00 (not known)"
+    assert page.headline(made) == "return: 2.50 with LAC, 2.00 with ReAct, no thoughts (not known)"
     (told,) = stories(made)
     assert told["outcome"].startswith("return 1, ") and told["success"] is None
     page.write(tmp_path, "m", {"game": "snake"}, made, Usage())
@@ -211,9 +211,11 @@ def test_tables_of_a_run():
     assert tables.comparison_table(found, []) == tables.comparison_table(results("rap"), ["rap"]) == []
     costs = {row["per task"]: row for row in tables.cost_table(found)}
     assert costs["LAC"]["moves of successes"] == "2.0" and costs["RAP"]["moves of successes"] == "–"
-    assert page.headline(found) == "success: LAC 0.50, ReAct 0.00 (within noise)"
-    assert page.headline(results("lac", "critic_only")) == "success: LAC 0.50, critic only 0.50 (within noise)"
-    assert page.headline(results("rap")) == "success: RAP 0.00"
+    assert page.headline(found) == "success: 0.50 with LAC, 0.00 with ReAct (within noise)"
+    assert (
+        page.headline(results("lac", "critic_only")) == "success: 0.50 with LAC, 0.50 with critic only (within noise)"
+    )
+    assert page.headline(results("rap")) == "success: 0.00 with RAP"
 
 
 def test_the_first_task_of_each_kind_is_shown():

@@ -124,14 +124,14 @@ class Measurements:
         return drawn
 
     def headline(self, metric: str, method: str, rivals: Sequence[str], spec: str = ".2f") -> str:
-        """A metric of a method, and that of its best rival: "success: LAC 0.50, ReAct 0.00 (within noise)"."""
-        line = f"{metric}: {self.title(method)} {self.mean(method, metric).mean:{spec}}"
+        """A metric of a method, and that of its best rival: "success: 0.50 with LAC, 0.00 with ReAct"."""
+        line = f"{metric}: {self.mean(method, metric).mean:{spec}} with {self.title(method)}"
         if not rivals:
             return line
         best = max(rivals, key=lambda name: self.mean(name, metric).mean)
         verdict = self.difference(method, best, metric).verdict
         noise = "" if verdict in ("above", "below") else f" ({verdict})"
-        return f"{line}, {self.title(best)} {self.mean(best, metric).mean:{spec}}{noise}"
+        return f"{line}, {self.mean(best, metric).mean:{spec}} with {self.title(best)}{noise}"
 
     def write(self, run_dir: pathlib.Path) -> None:
         """Writes measurements.csv. Of several processes the first writes."""
