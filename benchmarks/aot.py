@@ -41,7 +41,7 @@ from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.sharding import make_mesh, shardings, spec
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.run import targets
-from nlrl_jax.run.dry_run import GIB, bytes_of, compile_update, placed
+from nlrl_jax.run.sizing import GIB, bytes_of, compile_update, placed
 from nlrl_jax.text.policy import LanguageAgentPolicy, in_whole_tiles
 from nlrl_jax.types import Sampling
 from nlrl_jax.weights.load import load_config
@@ -83,19 +83,17 @@ def sample(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     """Replies of at most `tokens` tokens to `rows` prompts of `prompt`."""
     variables, where = _variables(model)
     prompts = jax.ShapeDtypeStruct((args.rows, args.prompt), jnp.int32)
-    given = (prompts, jax.ShapeDtypeStruct((args.rows,), jnp.int32))
-    given = placed(given, _rows(model, given))
+    arguments = (prompts, jax.ShapeDtypeStruct((args.rows,), jnp.int32))
+    arguments = placed(arguments, _rows(model, arguments))
     key = jax.eval_shape(lambda: jax.random.key(0))
-    run = lambda variables, prompts, lengths, key: generate(
-        model,
-        acting(model, variables, args.rollout_weights),
-        *in_whole_tiles(model.mesh, args.tokens, prompts, lengths, lengths > 0)[:2],
-        key,
-        Sampling(max_tokens=args.tokens),
-        (0,),
-    )
-    given = (placed(variables, where(variables)), *given, key.update(sharding=where(key)))
-    return targets.compiled(jax.jit(run).lower(*given), model.mesh), args.tokens - 1
+
+    def run(variables, prompts, lengths, key):
+        weights = acting(model, variables, args.rollout_weights)
+        prompts, lengths = in_whole_tiles(model.mesh, args.tokens, prompts, lengths, lengths > 0)[:2]
+        return generate(model, weights, prompts, lengths, key, Sampling(max_tokens=args.tokens), (0,))
+
+    arguments = (placed(variables, where(variables)), *arguments, key.update(sharding=where(key)))
+    return targets.compiled(jax.jit(run).lower(*arguments), model.mesh), args.tokens - 1
 
 
 PROGRAMS = {"ms_grpo": ms_grpo, "sft": sft, "sample": sample}
@@ -163,10 +161,11 @@ def main() -> None:
     sizes = [int(size) for size in args.mesh.split(",")]
     if args.target == "cpu":
         jax.config.update("jax_num_cpu_devices", math.prod(sizes))
-    found = targets.devices(args.target, math.prod(sizes))
-    model = Transformer(config, mesh=make_mesh(*sizes, devices=found))
+    devices = targets.devices(args.target, math.prod(sizes))
+    model = Transformer(config, mesh=make_mesh(*sizes, devices=devices))
     print(
-        f"{args.program}, {config.num_params / 1e9:.3g}e9 weights, {len(found)} x {args.target} {args.mesh}", flush=True
+        f"{args.program}, {config.num_params / 1e9:.3g}e9 weights, {len(devices)} x {args.target} {args.mesh}",
+        flush=True,
     )
     clock = time.perf_counter()
     compiled, unknown = PROGRAMS[args.program](model, args)

@@ -1,7 +1,6 @@
 """Random play, steps a second, and tree search, simulations a second, beside libraries with the same games.
 
     python -m benchmarks.games [--games boards pong] [--seconds 0.5] [--repeats 5] [--batches 1 64 1024]
-    python -m benchmarks.games --games babyai --xminigrid_python PYTHON    # of an environment with xminigrid
     python -m benchmarks.games --games hopper --version v5 --physics mjx --dtype float64
     python -m benchmarks.games --games mcts --simulations 100 --rollouts 1
 
@@ -26,7 +25,6 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.timing import ROOT, in_turns, machine, medians, parser_of, print_head, print_row, timed
+from benchmarks.timing import in_turns, machine, medians, parser_of, print_head, print_row, timed
 from nlrl_jax import envs
 from nlrl_jax.algorithms.mcts import mcts_policy
 from nlrl_jax.envs.babyai import levels, rules
@@ -71,9 +69,9 @@ def rated(make: Callable[[int], Play]) -> Callable[[int], Callable[[float], floa
 
         def rate(seconds: float) -> float:
             start, steps = time.perf_counter(), 0
-            while (taken := time.perf_counter() - start) < seconds or not steps:
+            while (elapsed := time.perf_counter() - start) < seconds or not steps:
                 steps += play()
-            return steps / taken
+            return steps / elapsed
 
         return rate
 
@@ -114,7 +112,9 @@ def of_env(env: Any, params: Any, with_obs: bool = True, length: int = 20_000) -
             obs, state, reward, *_ = jax.vmap(env.step, (0, 0, 0, None))(keys, state, actions, params)
             return state, reward.sum() + (obs.sum() if with_obs else 0)
 
-        start = lambda key: jax.vmap(env.reset, (0, None))(jax.random.split(key, batch), params)[1]
+        def start(key):
+            return jax.vmap(env.reset, (0, None))(jax.random.split(key, batch), params)[1]
+
         return scanned(start, step, max(16 if continuous else 50, length // batch), batch, 1)
 
     return make
@@ -192,14 +192,6 @@ def babyai(options: argparse.Namespace) -> Iterator[Subject]:
             return scanned(lambda key: fresh(key, batch), step, length, batch, steps)
 
         yield Subject(name, rated(make))
-    if options.xminigrid_python:
-        script = str(ROOT / "benchmarks" / "peers" / "xminigrid.py")
-
-        def measured(batch, _):
-            command = [options.xminigrid_python, script, str(batch), str(max(300, 300_000 // batch))]
-            return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-
-        yield Subject("XLand-MiniGrid, empty 8x8", lambda batch: functools.partial(measured, batch))
 
 
 def gymnasium_robot(name: str):
@@ -225,8 +217,8 @@ def gymnasium_vector(name: str, kind: str) -> Play:
 
 def robots(game: str, options: argparse.Namespace) -> Iterator[Subject]:
     for kind in ("sync", "async"):
-        play = lambda _, kind=kind: gymnasium_vector(f"{ROBOTS[game]}-{options.version}", kind)
-        yield Subject(f"gymnasium, {kind}, {CORES} games", rated(play), CORES, True)
+        peer = f"{ROBOTS[game]}-{options.version}"
+        yield Subject(f"gymnasium, {kind}, {CORES} games", rated(lambda _: gymnasium_vector(peer, kind)), CORES, True)
     for physics in options.physics:
         env = locomotion.make_env(game, options.version, physics)
         yield Subject(f"{game}-{options.version}, {physics}", rated(of_env(env, env.default_params, length=16)))
@@ -237,16 +229,16 @@ def breakthrough_positions(game: Any, count: int) -> tuple[Any, list[Any]]:
     import pyspiel
 
     peer = pyspiel.load_game("breakthrough(rows=5,columns=5)")
-    rng, ours, theirs = np.random.default_rng(0), [], []
-    while len(ours) < count:
+    rng, positions, states = np.random.default_rng(0), [], []
+    while len(positions) < count:
         state = peer.deserialize_state("bbbbbbbbbb.....wwwwwwwwww0")
-        for _ in range(len(ours) % 20):
+        for _ in range(len(positions) % 20):
             if not state.is_terminal():
                 state.apply_action(int(rng.choice(state.legal_actions())))
         if not state.is_terminal():
-            ours.append(jax.tree.map(np.asarray, game.parse(str(state), game.players[state.current_player()])))
-            theirs.append(state)
-    return jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *ours), theirs
+            positions.append(jax.tree.map(np.asarray, game.parse(str(state), game.players[state.current_player()])))
+            states.append(state)
+    return jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *positions), states
 
 
 def search(options: argparse.Namespace) -> Iterator[Subject]:
@@ -258,15 +250,15 @@ def search(options: argparse.Namespace) -> Iterator[Subject]:
     bot = pyspiel.MCTSBot(states[0].get_game(), evaluator, 1.0, simulations, 1000, False, 0, False)
     policy = jax.jit(mcts_policy(game, simulations, options.rollouts, solve=False))
 
-    def theirs(batch):  # its rate does not depend on the batch
-        some = states[: min(batch, 200)]
-        return lambda: simulations * len([bot.step(state) for state in some])
+    def openspiel(batch):  # its rate does not depend on the batch
+        first = states[: min(batch, 200)]
+        return lambda: simulations * len([bot.step(state) for state in first])
 
     def ours(batch):
         at = jax.tree.map(lambda x: x[:batch], positions)
         return lambda: simulations * len(jax.block_until_ready(policy(jax.random.key(0), at)))
 
-    yield Subject("OpenSpiel's MCTSBot", rated(theirs), is_peer=True)
+    yield Subject("OpenSpiel's MCTSBot", rated(openspiel), is_peer=True)
     yield Subject("nlrl_jax", rated(ours))
 
 
@@ -290,8 +282,8 @@ def table(title: str, subjects: list[Subject], options: argparse.Namespace) -> N
                 print(f"{subject.name} is not installed ({error})")
                 continue
             compiling[subject.name] = max(compiling[subject.name], seconds)
-    rate = lambda run: lambda _: run(options.seconds)
-    rates = medians(in_turns({name: rate(run) for name, run in runs.items()}, options.repeats))
+    measures = {name: lambda _, run=run: run(options.seconds) for name, run in runs.items()}
+    rates = medians(in_turns(measures, options.repeats))
     only = {subject.name: subject.batch for subject in subjects}
     peers = [subject.name for subject in subjects if subject.is_peer]
     print_head(title, *(f"n={batch}" for batch in options.batches), "first call, s")
@@ -310,7 +302,6 @@ def main() -> None:
     parser = parser_of(__doc__, seconds=0.5, repeats=5, batches=[1, 64, 1024])
     parser.add_argument("--games", nargs="+", choices=tuple(GAMES), default=["boards", "pong"])
     parser.add_argument("--mission", default="go to", help="of babyai")
-    parser.add_argument("--xminigrid_python", default="", help="a Python that has xminigrid, beside babyai")
     parser.add_argument("--physics", nargs="+", choices=("c", "mjx"), default=["c", "mjx"] if on_cpu else ["mjx"])
     parser.add_argument("--version", choices=locomotion.VERSIONS, default="v4", help="of the robots")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of the robots")

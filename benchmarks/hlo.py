@@ -88,8 +88,8 @@ class Program:
                 entry = name if line.startswith("ENTRY") else entry
             elif line.startswith("}"):
                 current = None
-            elif current is not None and (found := _LINE.match(line)):
-                current.append(Op(*found.groups()))
+            elif current is not None and (match := _LINE.match(line)):
+                current.append(Op(*match.groups()))
         if not entry:
             raise ValueError(f"the text is no HLO module with an ENTRY; it begins {text[:60]!r}")
         self._frames = _frames(text)
@@ -106,17 +106,20 @@ class Program:
     def launches(self) -> list[tuple[str, int]]:
         """Kernels, library calls and copies that one pass of each computation starts itself, with the loops around it;
         the body of a loop is one."""
-        counts = lambda op: op.code not in _FREE and not op.code.endswith("-done")
-        return [(self._loops[name], sum(map(counts, self.computations[name]))) for name in self._times]
+        rows = []
+        for name in self._times:
+            codes = [op.code for op in self.computations[name]]
+            rows.append((self._loops[name], sum(c not in _FREE and not c.endswith("-done") for c in codes)))
+        return rows
 
     def flop(self, unknown: float = 1.0) -> dict[str, float]:
         """Floating-point operations of matrix products by loops, in all runs."""
-        found: dict[str, float] = collections.Counter()
+        flop: dict[str, float] = collections.Counter()
         for name, times in self._times.items():
             loops = self._loops[name]
             if once := self._products(name):
-                found[loops] += once * times * unknown ** loops.count(UNKNOWN)
-        return dict(found)
+                flop[loops] += once * times * unknown ** loops.count(UNKNOWN)
+        return dict(flop)
 
     def collectives(self) -> list[Collective]:
         """What devices exchange, the most bytes first."""
@@ -130,8 +133,8 @@ class Program:
             row = rows.setdefault((kind, loops, op.type, self.line(op)), [0, 0.0, bytes_])
             row[0] += 1
             row[1] += runs
-        found = [Collective(*key, int(number), runs, each) for key, (number, runs, each) in rows.items()]
-        return sorted(found, key=lambda row: -row.runs * row.bytes)
+        collectives = [Collective(*key, int(number), runs, each) for key, (number, runs, each) in rows.items()]
+        return sorted(collectives, key=lambda row: -row.runs * row.bytes)
 
     def copies(self, least: float = 2**19) -> list[Copy]:
         """Copies, slices, conversions and the like with results of at least `least` bytes, the most bytes first."""
@@ -146,11 +149,11 @@ class Program:
 
     def line(self, op: Op, folders: tuple[str, ...] = ("nlrl_jax/",), most: int = 2) -> str:
         """The project's innermost lines that an op comes from, such as "lm/score.py:76 < algorithms/sft.py:99"."""
-        found = []
+        lines = []
         for file, number in self._frames.get(op.frame, []):
             if "site-packages" not in file:
-                found += [f"{file.rsplit(folder)[-1]}:{number}" for folder in folders if folder in file]
-        return " < ".join(found[:most])
+                lines += [f"{file.rsplit(folder)[-1]}:{number}" for folder in folders if folder in file]
+        return " < ".join(lines[:most])
 
     def _walk(self, name: str, times: float, loops: tuple[str, ...]) -> None:
         if name not in self.computations:
@@ -181,7 +184,7 @@ class Program:
                 total += 2.0 * math.prod(_dims(op.type)) * _contracted(op, _dims(left), _dims(right))
             elif op.code == "fusion" or (inside and op.code in ("call", "async-start")):
                 called = (called for called in _CALLED.findall(op.rest) if called in self.computations)
-                total += sum(self._products(one, True) for one in called)
+                total += sum(self._products(computation, True) for computation in called)
         return total
 
 
@@ -200,8 +203,11 @@ def _frames(text: str) -> dict[int, list[tuple[str, int]]]:
     for title in ("FileNames", "FileLocations", "StackFrames"):
         rows = _group(rf"(?m)^{title}\n((?:\d+ .*\n)*)", text)
         tables[title] = dict(line.split(" ", 1) for line in rows.splitlines())
-    number = lambda row, key: _group(rf"\b{key}=(\d+)", row)
-    found = {}
+
+    def number(row: str, key: str) -> str:
+        return _group(rf"\b{key}=(\d+)", row)
+
+    frames = {}
     for first in tables["StackFrames"]:
         chain, at, seen = [], first, set()
         while at in tables["StackFrames"] and at not in seen:
@@ -211,13 +217,13 @@ def _frames(text: str) -> dict[int, list[tuple[str, int]]]:
             file = tables["FileNames"].get(number(place, "file_name_id"), "").strip('"')
             chain.append((file, int(number(place, "line") or 0)))
             at = number(frame, "parent_frame_id")
-        found[int(first)] = chain
-    return found
+        frames[int(first)] = chain
+    return frames
 
 
 def _arrays(text: str) -> list[tuple[str, list[int]]]:
-    found = ((kind, [int(d) for d in dims.split(",") if d]) for kind, dims in _ARRAY.findall(text))
-    return [(kind, dims) for kind, dims in found if kind in BYTES]
+    arrays = ((kind, [int(d) for d in dims.split(",") if d]) for kind, dims in _ARRAY.findall(text))
+    return [(kind, dims) for kind, dims in arrays if kind in BYTES]
 
 
 def _dims(text: str) -> list[int]:
@@ -240,5 +246,5 @@ def _split(text: str) -> list[str]:
 
 
 def _group(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found.group(1) if found else ""
+    match = re.search(pattern, text)
+    return match.group(1) if match else ""

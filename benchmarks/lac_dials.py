@@ -75,8 +75,8 @@ def play(game, name: str, cell: tuple[str, float, float], tasks) -> dict:
     lats = LATSConfig(iterations=LATS_ITERATIONS)
     setting = Setting(Metered(model, usage), usage, game, lats=lats, parallel=120)
     played = run_method(setting, method, METHODS[method], dialogue, tasks)
-    kept = [{key: one[key] for key in ("task", "success", "moves", "reward")} for one in played["episodes"]]
-    return {"episodes": kept, "seconds": time.perf_counter() - start, "calls": played["calls"]}
+    episodes = [{key: episode[key] for key in ("task", "success", "moves", "reward")} for episode in played["episodes"]]
+    return {"episodes": episodes, "seconds": time.perf_counter() - start, "calls": played["calls"]}
 
 
 def success(folder: pathlib.Path, game: str, cell: tuple[str, float, float]) -> Estimate | None:
@@ -84,24 +84,24 @@ def success(folder: pathlib.Path, game: str, cell: tuple[str, float, float]) -> 
     path = path_of(folder, game, cell)
     if not path.is_file():
         return None
-    return estimate([one["success"] for one in json.loads(path.read_text())["episodes"]], is_share=True)
+    return estimate([episode["success"] for episode in json.loads(path.read_text())["episodes"]], is_share=True)
 
 
 def played(folder: pathlib.Path, game: str) -> Iterator[tuple[str, float, dict[float, Estimate]]]:
     """(method, world, critic -> success) of the cells that have been played; a dial that is not read stands at 1."""
     for method, reads in READS.items():
         for world in WORLD if "w" in reads else (1.0,):
-            found = {c: success(folder, game, (method, c if "c" in reads else 1.0, world)) for c in CRITIC}
-            found = {critic: one for critic, one in found.items() if one}
-            if found:
-                yield method, world, found
+            shares = {c: success(folder, game, (method, c if "c" in reads else 1.0, world)) for c in CRITIC}
+            shares = {critic: share for critic, share in shares.items() if share}
+            if shares:
+                yield method, world, shares
 
 
 def table(folder: pathlib.Path, game: str) -> str:
     """All cells of a game in Markdown: a row per method and world, a column per critic."""
     rows = [f"| {TITLES[game]} | world | " + " | ".join(f"critic {c:g}" for c in CRITIC) + " |", "|---" * 8 + "|"]
-    for method, world, found in played(folder, game):
-        shown = [found[critic].text(".2f") if critic in found else "" for critic in CRITIC]
+    for method, world, shares in played(folder, game):
+        shown = [shares[critic].text(".2f") if critic in shares else "" for critic in CRITIC]
         if "c" not in READS[method]:
             shown[1:] = ["same"] * (len(CRITIC) - 1)
         of_world = f"{world:g}" if "w" in READS[method] else "–"
@@ -114,13 +114,12 @@ def compare(folder: pathlib.Path, game: str, first: str, second: str) -> str:
     lines = []
     for method, critic, world in cells():
         cell = (second, *(rate if dial in READS[second] else 1.0 for dial, rate in (("c", critic), ("w", world))))
-        paths = [path_of(folder, game, one) for one in ((first, critic, world), cell)]
+        paths = [path_of(folder, game, place) for place in ((first, critic, world), cell)]
         if method == first and all(path.is_file() for path in paths):
             a, b = ({str(e["task"]): e["success"] for e in json.loads(p.read_text())["episodes"]} for p in paths)
-            made = paired([a[task] for task in a], [b[task] for task in a])
-            lines.append(
-                f"{game}, critic {critic:g}, world {world:g}: {first} - {second} {made.text('+.2f')} {made.verdict}"
-            )
+            difference = paired([a[task] for task in a], [b[task] for task in a])
+            title = f"{game}, critic {critic:g}, world {world:g}"
+            lines.append(f"{title}: {first} - {second} {difference.text('+.2f')} {difference.verdict}")
     return "\n".join(lines)
 
 
@@ -130,18 +129,18 @@ def picture(folder: pathlib.Path, path: pathlib.Path) -> None:
     figure, axes = plt.subplots(1, len(games), figsize=(3.6 * len(games), 3.7), sharex=True, sharey=True, squeeze=False)
     named = {}  # the lines of all panels, each once
     for game, axis in zip(games, axes[0], strict=True):
-        for method, world, found in played(folder, game):
+        for method, world, shares in played(folder, game):
             if world < 1 and method != "lac":
                 continue
-            arms = [[one.arms[k] for one in found.values()] for k in (0, 1)]
-            means, reads = [one.mean for one in found.values()], READS[method]
+            arms = [[share.arms[k] for share in shares.values()] for k in (0, 1)]
+            means, reads = [share.mean for share in shares.values()], READS[method]
             label = METHODS[method].title + (f", world {world:g}" if "w" in reads else "")
             line = dict(zip(WORLD, (":", "--", "-"), strict=True))[world]
             style = {"color": f"C{list(READS).index(method)}", "linestyle": line, "label": label}
             if "c" in reads:
-                axis.errorbar(list(found), means, arms, marker="o", ms=3, **style)
+                axis.errorbar(list(shares), means, arms, marker="o", ms=3, **style)
             else:
-                axis.plot(list(found), means, linewidth=0.9, **style)
+                axis.plot(list(shares), means, linewidth=0.9, **style)
         axis.set(xlabel="rate at which the critic is right", ylim=(-0.03, 1.03))
         axis.set_title(TITLES[game], fontsize=10)
         named |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
@@ -161,26 +160,28 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(READS), help="methods to play")
     parser.add_argument("--compare", help="two methods, such as lac,rafa: their differences over the same tasks")
     parser.add_argument("--picture", type=pathlib.Path, help="file of the picture")
-    given = parser.parse_args()
-    if given.game:
-        start, game = time.monotonic(), envs.make_host(given.game)
+    args = parser.parse_args()
+    if args.game:
+        start, game = time.monotonic(), envs.make_host(args.game)
         game = game.simulator or game  # ALFWorld's: the same games and words without the engine
-        tasks = tasks_of(game, game.kinds, -(-given.tasks // len(game.kinds)), 0)[: given.tasks]
+        tasks = tasks_of(game, game.kinds, -(-args.tasks // len(game.kinds)), 0)[: args.tasks]
         for cell in cells():
-            path = path_of(given.folder, given.game, cell)
-            if path.is_file() or cell[0] not in given.methods.split(",") or cell[0] == "lats" and not game.reversible:
+            path = path_of(args.folder, args.game, cell)
+            if path.is_file() or cell[0] not in args.methods.split(",") or cell[0] == "lats" and not game.reversible:
                 continue
-            if time.monotonic() - start > 60 * given.minutes:
+            if time.monotonic() - start > 60 * args.minutes:
                 break
-            made = play(game, given.game, cell, tasks)
+            cell_results = play(game, args.game, cell, tasks)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(made) + "\n")
-            print(given.game, *cell, success(given.folder, given.game, cell), f"{made['seconds']:.0f} s", flush=True)
-        print(table(given.folder, given.game))
-    for name in PRIOR if given.compare else ():
-        print(compare(given.folder, name, *given.compare.split(",")))
-    if given.picture:
-        picture(given.folder, given.picture)
+            write_atomically(path, json.dumps(cell_results) + "\n")
+            print(
+                args.game, *cell, success(args.folder, args.game, cell), f"{cell_results['seconds']:.0f} s", flush=True
+            )
+        print(table(args.folder, args.game))
+    for name in PRIOR if args.compare else ():
+        print(compare(args.folder, name, *args.compare.split(",")))
+    if args.picture:
+        picture(args.folder, args.picture)
 
 
 if __name__ == "__main__":

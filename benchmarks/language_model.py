@@ -88,7 +88,10 @@ def ours(folder, job, batch, new_tokens, prompt):
     @jax.jit
     def step(params, lora, state, tokens):
         ones = jnp.ones((batch,), jnp.int32)
-        loss = lambda lora: -score(model, {"params": params, "lora": lora}, tokens[:, :1], ones, tokens[:, 1:]).mean()
+
+        def loss(lora):
+            return -score(model, {"params": params, "lora": lora}, tokens[:, :1], ones, tokens[:, 1:]).mean()
+
         value, grads = jax.value_and_grad(loss)(lora)
         updates, state = optimizer.update(grads, state, lora)
         return value, optax.apply_updates(lora, updates), state
@@ -223,11 +226,11 @@ def table(title, pythons, files, repeats, new_tokens, prompt, rows):
     print_head(*titles, "check")
     versions: dict[str, str] = {}
     for row in rows:
-        can = lambda side, row=row: ROWS[row][0] != "lora" or not side.startswith("llama")
-        sides = {side: python for side, python in pythons.items() if can(side)}
-        results, found = measure(sides, files, row, repeats, new_tokens, prompt)
-        versions |= found
         job, batch = ROWS[row]
+        # llama.cpp does not train.
+        sides = {side: python for side, python in pythons.items() if job != "lora" or not side.startswith("llama")}
+        results, versions_of_sides = measure(sides, files, row, repeats, new_tokens, prompt)
+        versions |= versions_of_sides
         tokens = batch * (new_tokens if job == "decode" else LENGTH)
         cells = [row]
         for side in pythons:

@@ -84,19 +84,20 @@ def make_folder(folder: pathlib.Path, model: str, max_shard_gb: float) -> None:
     huggingface.save(folder, config, params, max_shard_bytes=int(max_shard_gb * GB))
 
 
-def same_tensors(one: pathlib.Path, other: pathlib.Path) -> bool:
+def same_tensors(folder: pathlib.Path, other: pathlib.Path) -> bool:
     """Whether two folders hold the same tensors, bit for bit."""
     import jax.numpy  # noqa: F401  (bfloat16)
     import numpy as np
     from safetensors import safe_open
 
-    def tensors(folder):
-        files = [safe_open(file, "numpy") for file in sorted(folder.glob("*.safetensors"))]
+    def tensors(path):
+        files = [safe_open(file, "numpy") for file in sorted(path.glob("*.safetensors"))]
         return {name: file for file in files for name in file.keys()}
 
-    ours, theirs = tensors(one), tensors(other)
-    same = lambda name: np.array_equal(ours[name].get_tensor(name), theirs[name].get_tensor(name))
-    return ours.keys() == theirs.keys() and all(map(same, ours))
+    first, second = tensors(folder), tensors(other)
+    if first.keys() != second.keys():
+        return False
+    return all(np.array_equal(file.get_tensor(name), second[name].get_tensor(name)) for name, file in first.items())
 
 
 def ours(job: str, folder: str, out: str, sizes: list[int], several: list[str]) -> dict[str, float]:
@@ -170,10 +171,12 @@ def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: ar
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     several = [["--several", address, str(count), str(i)] if count > 1 else [] for i in range(count)]
-    start = lambda more: subprocess.Popen([*command, *more], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
-    running = [start(more) for more in several]
-    texts = [one.communicate()[0] for one in running]
-    if any(one.returncode for one in running):
+    processes = []
+    for options in several:
+        process = subprocess.Popen([*command, *options], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+    texts = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
         raise RuntimeError(f"{job} failed")
     rows = [json.loads(text.splitlines()[-1]) for text in texts]
     return max(rows, key=lambda row: row["rss"] - row["arrays"]) | {"seconds": max(row["seconds"] for row in rows)}
@@ -195,8 +198,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.worker:
         sizes = [int(size) for size in args.mesh.split(",")] if args.mesh else []
-        found = theirs(*args.worker) if args.peer else ours(*args.worker, sizes, args.several or [])
-        return print(json.dumps(found))
+        result = theirs(*args.worker) if args.peer else ours(*args.worker, sizes, args.several or [])
+        return print(json.dumps(result))
     print(host())
     with tempfile.TemporaryDirectory(dir=args.tmp) as temporary:
         out = pathlib.Path(temporary, "out")

@@ -43,7 +43,7 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import row_use
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.run.dry_run import matmul_rate
+from nlrl_jax.run.sizing import matmul_rate
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.weights.load import load_tokenizer
 
@@ -70,8 +70,8 @@ def work_of(turns: text_games.Turns, prefix: int, config: ModelConfig, learning:
     Args:
       prefix: tokens of the shared prefix.
     """
-    active, said = np.asarray(turns.active), turns.turn
-    prompts, replies = np.where(active, said.prompt_lengths, 0), np.where(active, said.reply_lengths, 0)
+    active, decisions = np.asarray(turns.active), turns.turn
+    prompts, replies = np.where(active, decisions.prompt_lengths, 0), np.where(active, decisions.reply_lengths, 0)
     longest = replies.max(axis=1)  # [T]: the first token comes from reading the prompt, the others from a pass each
     passes = int(np.maximum(longest - 1, 0).sum())
     item = jnp.dtype(config.dtype).itemsize
@@ -80,7 +80,7 @@ def work_of(turns: text_games.Turns, prefix: int, config: ModelConfig, learning:
     cached = token * (passes * prefix + float((more * prompts + more * (more + 1) / 2).sum()))
     share = learning.group_sample / learning.group_size if learning.sampling_temperature else 1.0
     learned = share * float((prompts + replies).sum()) * learning.updates_per_batch + prefix
-    new = [np.unique(rows[on], axis=0, return_index=True)[1] for rows, on in zip(said.prompts, active)]
+    new = [np.unique(rows[on], axis=0, return_index=True)[1] for rows, on in zip(decisions.prompts, active)]
     read = prefix + sum(int(lengths[on][first].sum()) for lengths, on, first in zip(prompts, active, new))
     weights = config.num_params * jnp.dtype(config.param_dtype).itemsize
     return Work(read, int(replies.sum()), learned, passes, passes * weights + cached)
@@ -183,10 +183,12 @@ def main() -> None:
     parser.add_argument("--options", nargs="*", default=[], help="others of train_ms_grpo, as NAME=VALUE")
     args = parser.parse_args()
     malloc.keep()  # as every script does
-    given = {name: getattr(args, name) for name in ("micro_batch", "max_tokens") if getattr(args, name) is not None}
-    own = {name: getattr(args, name) for name in ("model", "game", "dtype", "remat", "rollout_weights")}
+    chosen = {name: getattr(args, name) for name in ("micro_batch", "max_tokens") if getattr(args, name) is not None}
+    options = {name: getattr(args, name) for name in ("model", "game", "dtype", "remat", "rollout_weights")}
     others = dict(option.split("=", 1) for option in args.options)
-    config = make(TrainConfig, **{**PRESETS[args.preset], **given, **own, **{k: value(v) for k, v in others.items()}})
+    config = make(
+        TrainConfig, **{**PRESETS[args.preset], **chosen, **options, **{k: value(v) for k, v in others.items()}}
+    )
     print(f"{machine()}; {args.model} on {args.game}, preset {args.preset}, median of {args.repeats}")
     rows = measure(config, args.repeats)
     print_head("phase", "s", "share", "tokens/s", "of the compute limit", "of the memory limit")

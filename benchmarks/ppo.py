@@ -96,8 +96,10 @@ def after(game: str, config: ppo.PPOConfig, params, moments, seed: int) -> dict[
     """Mean returns of 100 episodes, greedy and sampled."""
     env, env_params = gymnax.make(game)
     player = Player(env, env_params, ppo.agent_of(env, env_params, config), params, moments)
-    play = lambda greedy: evaluate(player, jax.random.key(seed), 100, greedy)
-    return {name: float(jnp.mean(play(name == "greedy")[0])) for name in ("greedy", "sampled")}
+    returns = {}
+    for name in ("greedy", "sampled"):
+        returns[name] = float(jnp.mean(evaluate(player, jax.random.key(seed), 100, name == "greedy")[0]))
+    return returns
 
 
 def our_subject(game: str, steps: int, **options):
@@ -121,9 +123,11 @@ def purejaxrl_subject(directory: str, game: str, steps: int):
         done, returned = (np.asarray(out["metrics"][k]) for k in ("returned_episode", "returned_episode_returns"))
         last = last_tenth((returned * done).sum((1, 2)), done.sum((1, 2)))
         # The networks are the same as ours but for the names.
-        theirs = out["runner_state"][0].params["params"]
-        layers = lambda first: {f"Dense_{i}": theirs[f"Dense_{first + i}"] for i in range(3)}
-        params = {"actor": layers(0), "critic": layers(3)}
+        layers = out["runner_state"][0].params["params"]
+        params = {
+            "actor": {f"Dense_{i}": layers[f"Dense_{i}"] for i in range(3)},
+            "critic": {f"Dense_{i}": layers[f"Dense_{3 + i}"] for i in range(3)},
+        }
         moments = ppo.RunningMoments.of()
         return Run(
             seconds, done.size, last, **after(game, config_of(steps, 4, **LIKE_PUREJAXRL), params, moments, 1000 + seed)
@@ -136,9 +140,9 @@ def sb3_subject(python: str, game: str, steps: int, options: dict[str, Any]):
     def run(seed: int) -> Run:
         script = str(ROOT / "benchmarks" / "peers" / "sb3.py")
         command = [python, script, game, str(steps), str(seed), json.dumps(options)]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-        returns = found["returns"][-max(1, len(found["returns"]) // 10) :]
-        return Run(found["seconds"], found["steps"], statistics.mean(returns), found["greedy"], found["sampled"])
+        result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        returns = result["returns"][-max(1, len(result["returns"]) // 10) :]
+        return Run(result["seconds"], result["steps"], statistics.mean(returns), result["greedy"], result["sampled"])
 
     return run, 0.0
 
@@ -162,47 +166,14 @@ def learning(game: str, args: argparse.Namespace) -> None:
         best = max(run.steps / run.seconds for run in rows)
         cells = [game, name, f"{rows[0].steps:,} x {len(rows)}", f"{speed[name]:,.0f}", f"{best:,.0f}"]
         cells += [f"{speed['nlrl_jax'] / speed[name]:.2f}", f"{subjects[name][1]:.1f}"]
-        of = lambda field: estimate([getattr(run, field) for run in rows]).text(".1f")
-        print_row(*cells, *map(of, ("last", "greedy", "sampled")))
-
-
-def one_call_an_update(game: str, steps: int) -> Callable[..., Any]:
-    """A training as a launch script runs it: a jitted update, called from Python."""
-    env, params = gymnax.make(game)
-    config = config_of(steps, 4)
-    update = jax.jit(ppo.make_update(env, params, config))
-
-    def train(key):
-        state = ppo.init_state(env, params, config, key)
-        for i in range(updates_of(steps, 4)):
-            state, metrics = update(state, jax.random.fold_in(key, i))
-        return state, metrics
-
-    return train
-
-
-def throughput(game: str, args: argparse.Namespace) -> None:
-    """Prints steps a second of other settings: more environments, and several seeds as one program."""
-    steps, keys = args.wide_steps, jax.random.split(jax.random.key(0), 8)
-    theirs = functools.partial(purejaxrl.make_train, args.purejaxrl)
-    settings = [("4 environments, one call an update", one_call_an_update(game, steps), keys[0], steps)]
-    for name, make in (("", train_ours), ("PureJaxRL: ", theirs if args.purejaxrl else None)):
-        if make:
-            wide, seeds = make(game, 4 * steps, num_envs=64), jax.vmap(make(game, steps))
-            settings.append((f"{name}4 environments", jax.jit(make(game, steps)), keys[0], steps))
-            settings.append((f"{name}64 environments", jax.jit(wide), keys[0], 4 * steps))
-            settings.append((f"{name}4 environments x 8 seeds", jax.jit(seeds), keys, 8 * steps))
-    speed = lambda run, key, taken: lambda _: taken / timed(run, key)[0]
-    rates = in_turns({name: speed(*setting) for name, *setting in settings}, 1 + args.repeats)
-    for name, (_, *values) in rates.items():  # the first compiles
-        print_row(game, name, f"{statistics.median(values):,.0f}", f"{max(values):,.0f}")
+        for field in ("last", "greedy", "sampled"):
+            cells.append(estimate([getattr(run, field) for run in rows]).text(".1f"))
+        print_row(*cells)
 
 
 def main() -> None:
     parser = parser_of(__doc__, games=["CartPole-v1", "Acrobot-v1"], steps=500_000, seeds=3, sb3_steps=500_000)
     parser.add_argument("--sb3_seeds", type=int, default=1)
-    parser.add_argument("--wide_steps", type=int, default=100_000, help="of a setting of the second table")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--purejaxrl", help="a checkout")
     parser.add_argument("--sb3_python", help="a Python that has stable-baselines3")
     args = parser.parse_args()
@@ -212,10 +183,6 @@ def main() -> None:
     print_head(*titles, "last 10 %", "greedy", "sampled")
     for game in args.games:
         learning(game, args)
-    print()
-    print_head("game", "setting", "steps/s", "best")
-    for game in args.games:
-        throughput(game, args)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ cells are medians.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -70,11 +71,11 @@ class HostLoop:
             prompts = [self.policy.tokenizer.encode(text) for text in texts]
             keys = jax.random.split(jax.random.fold_in(key, t), len(active))
             if self.one_by_one:
-                said = [self.complete(variables, [p], k)[0] for p, k in zip(prompts, keys)]
+                replies = [self.complete(variables, [p], k)[0] for p, k in zip(prompts, keys)]
             else:  # padded to the number of episodes, so that one program serves every turn
                 padded = prompts + prompts[:1] * (len(episodes) - len(prompts))
-                said = self.complete(variables, padded, keys[0])[: len(active)]
-            for e, reply, k in zip(active, said, keys):
+                replies = self.complete(variables, padded, keys[0])[: len(active)]
+            for e, reply, k in zip(active, replies, keys):
                 text = self.policy.tokenizer.decode(reply).encode()
                 parsed = reference_parse(text, len(reply), self.format)
                 reward = -0.5 * parsed.num_invalid + float(parsed.format_penalty)
@@ -100,14 +101,16 @@ def rollouts(config: TrainConfig, size: int, repeats: int, one_by_one: bool) -> 
     device = jax.jit(lambda v, key, states: text_games.play(policy, game, v, key, states, *most).turns.active)
     loops = {"host, one by one": True, "host, batched": False} if one_by_one else {"host, batched": False}
     loops = {name: HostLoop(policy, game, prompt, alone) for name, alone in loops.items()}
-    ways = {name: lambda key, loop=loop: loop.play(variables, key, listed, *most) for name, loop in loops.items()}
-    ways["one program"] = lambda key: int(device(variables, key, states).sum())
 
-    def rate(way):
-        seconds, turns = timed(way)
+    def rate(name: str, seed: int) -> float:
+        key = jax.random.key(seed)
+        if name == "one program":
+            seconds, active = timed(device, variables, key, states)
+            return int(active.sum()) / seconds
+        seconds, turns = timed(loops[name].play, variables, key, listed, *most)
         return turns / seconds
 
-    subjects = {name: lambda n, way=way: rate(lambda: way(jax.random.key(n))) for name, way in ways.items()}
+    subjects = {name: functools.partial(rate, name) for name in (*loops, "one program")}
     runs = in_turns(subjects, 1 + repeats)  # the first compiles
     return medians({name: rates[1:] for name, rates in runs.items()})
 

@@ -52,11 +52,11 @@ def timed(run: Callable[..., Any], *args: Any) -> tuple[float, Any]:
 
 def in_turns(subjects: Mapping[Hashable, Callable[[int], Any]], repeats: int) -> dict[Hashable, list[Any]]:
     """What each subject returns for each repeat; within a repeat they take turns."""
-    found: dict[Hashable, list[Any]] = {name: [] for name in subjects}
+    results: dict[Hashable, list[Any]] = {name: [] for name in subjects}
     for repeat in range(repeats):
         for name, subject in subjects.items():
-            found[name].append(subject(repeat))
-    return found
+            results[name].append(subject(repeat))
+    return results
 
 
 def medians(values: Mapping[Hashable, list[float]]) -> dict[Hashable, float]:

@@ -65,13 +65,15 @@ class Cost(NamedTuple):
 
 def ours(training: TranscriptTraining, timed: Timed, iterations: int) -> list[Cost]:
     """What each iteration costs, from the same state."""
-    state, found, inside = jax.tree.map(jnp.copy, training.state), [], []
+    state, costs, inside = jax.tree.map(jnp.copy, training.state), [], []
     play = type(training).play.__get__(training)
 
     def counted(*args):
         start, game = time.process_time(), timed.seconds
         played = play(*args)
-        inside.append((time.process_time() - start - timed.seconds + game, sum(len(one.turns) for one in played)))
+        inside.append(
+            (time.process_time() - start - timed.seconds + game, sum(len(episode.turns) for episode in played))
+        )
         return played
 
     training.play = counted
@@ -80,8 +82,8 @@ def ours(training: TranscriptTraining, timed: Timed, iterations: int) -> list[Co
         state, _ = training.update(state, jax.random.fold_in(jax.random.key(0), i))
         jax.block_until_ready(state)
         (rollout, turns), wall = inside[-1], time.perf_counter() - begun
-        found.append(Cost(time.process_time() - start - timed.seconds + game, rollout, wall, turns))
-    return found
+        costs.append(Cost(time.process_time() - start - timed.seconds + game, rollout, wall, turns))
+    return costs
 
 
 class Server:
@@ -99,14 +101,14 @@ class Server:
         return [list(self.player.head(History(start.goal, start.observation))) for start in starts]
 
     def step(self, lines: list[tuple[int, list[int]]]) -> list[tuple[list[int], float, bool]]:
-        written = [Written(tuple(tokens), (), True) for _, tokens in lines]
-        texts = [self.player.line(one) for one in written]
+        replies = [Written(tuple(tokens), (), True) for _, tokens in lines]
+        texts = [self.player.line(reply) for reply in replies]
         actions = [read_action(text, self.training.game.actions)[0] or text or "nothing" for text in texts]
         outcomes = self.training.game.step([self.states[i] for i, _ in lines], actions)
         answers = []
-        for (i, tokens), one, outcome in zip(lines, written, outcomes, strict=True):
+        for (i, tokens), reply, outcome in zip(lines, replies, outcomes, strict=True):
             self.states[i] = outcome.state
-            after = self.player.after(one, f"Observation: {outcome.observation}\nAction:")[len(tokens) :]
+            after = self.player.after(reply, f"Observation: {outcome.observation}\nAction:")[len(tokens) :]
             answers.append((list(after), float(outcome.reward), bool(outcome.done)))
         return answers
 
@@ -115,9 +117,9 @@ def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> l
     """What `ours` returns, of the peer."""
     server, ends = Server(training, options["max_turns"]), training.writer._ends(("\n",))
     with tempfile.TemporaryDirectory() as output:
-        more = {"ends": np.flatnonzero(ends).tolist(), "room": training.room, "output": output}
+        limits = {"ends": np.flatnonzero(ends).tolist(), "room": training.room, "output": output}
         folder = str(BUILT_IN.get(training.config.model, training.config.model))
-        command = [python, "benchmarks/peers/trl_grpo.py", folder, json.dumps(options | more)]
+        command = [python, "benchmarks/peers/trl_grpo.py", folder, json.dumps(options | limits)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
             for line in process.stdout:
@@ -125,8 +127,8 @@ def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> l
                     continue
                 request = json.loads(line)
                 if "result" in request:
-                    found = request["result"]
-                    rows = zip(found["whole"], found["rollout"], found["turns"], strict=True)
+                    result = request["result"]
+                    rows = zip(result["whole"], result["rollout"], result["turns"], strict=True)
                     return [Cost(whole[0], rollout[0], whole[1], turns) for whole, rollout, turns in rows]
                 (name, value) = request.popitem()
                 process.stdin.write(json.dumps(getattr(server, name)(value)) + "\n")
@@ -154,12 +156,12 @@ def main():
             "groups": options.groups, "group_size": size, **limits, "iterations": options.iterations + 1,
             "learning_rate": options.lr, "rows": options.trl_rows or lanes, "threads": options.threads,
         }  # fmt: skip
-        first, *found = trl(options.trl_python, training, shared)
-        subjects["TRL"] = [first], found
+        first, *costs = trl(options.trl_python, training, shared)
+        subjects["TRL"] = [first], costs
     passes = [ours(training, timed, options.iterations) for _ in range(2)]
     subjects["ours"] = passes[0], passes[1]
-    for name, (before, found) in subjects.items():
-        cost = Cost(*np.sum(found, axis=0))
+    for name, (before, costs) in subjects.items():
+        cost = Cost(*np.sum(costs, axis=0))
         row = f"{cost.cpu:.1f}", f"{cost.rollout:.1f}", f"{cost.wall:.1f}"
         rates = f"{cost.turns / cost.cpu:.2f}", f"{cost.turns / cost.wall:.2f}"
         print_row(name, int(cost.turns), *row, *rates, f"{np.sum(before, axis=0)[0]:.1f}")

@@ -130,6 +130,8 @@ def test_commands_of_the_pages_parse(script):
             # A letter in place of a number, as in `--seed S`.
             pairs = zip(words, ["", *words])
             words = ["1" if re.fullmatch("[A-Z]", word) and last.startswith("--") else word for word, last in pairs]
+            if script == "ablate":  # options that are not its own go to each run of the study
+                words = module.gathered(words)
             flags.FLAGS.unparse_flags()
             words = module.gathered(words) if script == "ablate" else words
             try:

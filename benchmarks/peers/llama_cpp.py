@@ -55,8 +55,8 @@ def make(file: str, tokens: list[list[int]], new_tokens: int):
         last: list[np.ndarray] = []
         each = max(1, options.n_batch // length)  # prompts a call
         for first in range(0, rows, each):
-            some = range(first, min(rows, first + each))
-            last += feed([(tokens[r][p], p, r, p == length - 1) for r in some for p in range(length)])
+            block = range(first, min(rows, first + each))
+            last += feed([(tokens[r][p], p, r, p == length - 1) for r in block for p in range(length)])
         if not new_tokens:
             return float(np.mean([x.max() + np.log(np.exp(x - x.max()).sum()) for x in last]))
         written = [[int(x.argmax())] for x in last]
