@@ -22,7 +22,7 @@ ACTION_RULE = 'Available actions: Up, Down, Left, Right. Reply with 1 to 3 actio
 
 
 def offset(action: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the (row, column) change of an action, int32; other ids do not move."""
+    """Returns the (row, column) change of actions, int32 [...] each; other ids do not move."""
     action = jnp.asarray(action)
     rows = (action == DOWN).astype(jnp.int32) - (action == UP).astype(jnp.int32)
     columns = (action == RIGHT).astype(jnp.int32) - (action == LEFT).astype(jnp.int32)
@@ -30,7 +30,7 @@ def offset(action: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def xy(cell: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Converts a cell index to the text's coordinates."""
+    """Converts cell indices [...] to the text's coordinates (x [...], y [...])."""
     return cell % size, size - 1 - cell // size
 
 

@@ -89,7 +89,7 @@ class OnePlayer(DiscreteGame):
 
     def answer(self, key: jax.Array, position: Any) -> Any:
         """Makes the opponent's move; the position means nothing where the game is over."""
-        mask = self.moves_of(position)
+        mask = self.moves_of(position)  # bool [game's actions]
         # The largest of independent uniform numbers over the allowed moves: each is equally likely.
         return self.game.step(position, jnp.argmax(jnp.where(mask, jax.random.uniform(key, mask.shape), -1.0)))
 

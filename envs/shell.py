@@ -36,12 +36,12 @@ class DiscreteGame(environment.Environment):
         return len(self.words)
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
-        """(obs, state); see `start`."""
+        """Begins an episode: (obs, state); see `start`."""
         state = self.start(key, params)
         return self.observe(key, state, None, params), state
 
     def step_env(self, key, state, action, params):
-        """(obs, state, reward, terminated, info); see `advance`."""
+        """Steps an episode: (obs, state, reward, terminated, info); see `advance`."""
         state, reward, terminated, info = self.advance(key, state, action, params)
         return self.observe(key, state, action, params), state, reward, terminated, info
 

@@ -90,7 +90,7 @@ class SnakeParams(environment.EnvParams):
 
 
 def targets(head: jax.Array, action: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Moves heads: (cell index, whether it is on the board). Shapes broadcast."""
+    """Moves heads [...] by actions [...]: (cell index, whether it is on the board), [...] each; shapes broadcast."""
     rows, columns = grid_text.offset(action)
     row, column = head // size + rows, head % size + columns
     inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)

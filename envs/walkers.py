@@ -175,6 +175,7 @@ def demonstrate(
 
 
 def _random_action(game: TextGame, key: jax.Array) -> jax.Array:
+    """Draws an action, int32 []."""
     return jax.random.randint(key, (), 0, len(game.actions))
 
 

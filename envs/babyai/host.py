@@ -38,7 +38,10 @@ def examples(label: str, number: int) -> list[History]:
 
 
 def draw(key: jax.Array, mission: jax.Array) -> rules.BabyAIState:
-    """Draws a task; missions with the same seed share no layout, so that tasks are independent."""
+    """Draws a task of a mission, int [].
+
+    Missions with the same seed share no layout, so that tasks are independent.
+    """
     return levels.draw(jax.random.fold_in(key, mission), mission)
 
 

@@ -58,7 +58,7 @@ def draw(key: jax.Array, mission: str | jax.Array) -> BabyAIState:
 
 
 def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:
-    """Draws a random task that may be unsolvable or already solved.
+    """Draws a random task of a mission, int [], that may be unsolvable or already solved.
 
     In "open door" the agent and a key of the door's colour are in one room, the other things in either.
     """
@@ -115,7 +115,7 @@ def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:
 
 
 def _distinct(words: jax.Array, cells: jax.Array) -> list[jax.Array]:
-    """Draws as many different cell numbers as words: the first two below `_ROOM_CELLS`, the others below `cells`.
+    """Draws K different cells from words, int32 [K]: the first two below `_ROOM_CELLS`, the others below `cells`.
 
     The k-th word chooses among the cells that are left: each taken cell at or below the choice moves it one up.
     """

@@ -89,17 +89,17 @@ def front(state: BabyAIState) -> tuple[jax.Array, jax.Array]:
 
 
 def _upright(x: jax.Array, mission: jax.Array) -> jax.Array:
-    """Whether a whole column is wall, but for the door, or lies outside."""
+    """Whether whole columns are wall, but for the door, or lie outside: int32 [...] -> bool [...]."""
     return (x <= 0) | (x == ROOM) | (x >= WIDTH - 1) | ((x > ROOM) & (mission != OPEN_DOOR))
 
 
 def _level(y: jax.Array) -> jax.Array:
-    """Whether a whole row is wall or lies outside."""
+    """Whether whole rows are wall or lie outside: int32 [...] -> bool [...]."""
     return (y <= 0) | (y >= HEIGHT - 1)
 
 
 def wall(x: jax.Array, y: jax.Array, mission: jax.Array) -> jax.Array:
-    """Whether cells are wall, or lie outside; the door's cell counts as wall."""
+    """Whether cells are wall, or lie outside: int32 [...] -> bool [...]; the door's cell counts as wall."""
     return _upright(x, mission) | _level(y)
 
 
@@ -237,7 +237,7 @@ def _walls(state: BabyAIState) -> tuple[jax.Array, jax.Array]:
 def _visible(clear: list[jax.Array]) -> list[jax.Array]:
     """Spreads light as minigrid's `process_vis` does: clear cells -> visible cells.
 
-    Both are bit masks, one integer per row, one bit per column.
+    Both are bit masks, one int32 [] per row of the view, one bit per column.
     """
     rows = [None] * VIEW
     mask = jnp.int32(1 << VIEW // 2)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.babyai import rules
 from nlrl_jax.envs.babyai.rules import BabyAIState
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
@@ -72,7 +73,7 @@ def fields(state: BabyAIState) -> dict[str, jax.Array]:
 
 
 def goal_fields(state: BabyAIState) -> dict[str, jax.Array]:
-    """Computes the mission's fields; see `fields`."""
+    """Computes the mission's fields, int32; see `fields`."""
 
     def description(target):
         number = (state.target_kinds[target] - rules.DOOR) * len(_COLOURS) + state.target_colours[target]
@@ -192,17 +193,9 @@ def _world(state: BabyAIState) -> jax.Array:
     return cells.reshape(-1).astype(jnp.int32)
 
 
-def _grid(field: str, symbols: tuple[str, ...], width: int, height: int) -> Template:
-    parts = []
-    for cell in range(width * height):
-        if cell:
-            parts.append(Literal(" " if cell % width else "\n"))
-        parts.append(Choice(field, symbols, cell))
-    return Template(tuple(parts))
-
-
 @jax.jit
 def _goals_and_sentences(states: BabyAIState) -> dict[str, jax.Array]:
+    """Computes the fields of `texts` for states with a leading axis [N]."""
     return jax.vmap(lambda state: goal_fields(state) | sentence_fields(state, rules.codes(state)))(states)
 
 
@@ -227,5 +220,6 @@ def texts(states: BabyAIState) -> list[tuple[str, str]]:
     return result
 
 
-VIEW_GRID = _grid("view", VIEW_SYMBOLS, rules.VIEW, rules.VIEW)
-WORLD_GRID = _grid("world", WORLD_SYMBOLS, rules.WIDTH, rules.HEIGHT)
+VIEW_GRID = grid_text.grid(VIEW_SYMBOLS, rules.VIEW, "view")
+_WORLD_CELLS = [Choice("world", WORLD_SYMBOLS, cell) for cell in range(rules.WIDTH * rules.HEIGHT)]
+WORLD_GRID = grid_text.drawn(_WORLD_CELLS, rules.WIDTH)

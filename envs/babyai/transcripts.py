@@ -93,7 +93,7 @@ class _Episode:
         self.previous = state, -1, 0, frozenset()
 
     def look(self, visible: np.ndarray, place: np.ndarray) -> None:
-        """Perceives the newest state and notes what it shows."""
+        """Perceives the newest state and notes what it shows; see `Moment` for `visible` and `place`."""
         self.visible, self.place = visible, place
         before, action, steps_before, self.discovered = self.previous
         steps_after = self._steps_left()

@@ -144,7 +144,7 @@ class _Rules:
         return sum(jax.lax.population_count(w) for mask in directions for w in mask).astype(jnp.int32)
 
     def nth_legal(self, position: Position, k: jax.Array) -> jax.Array:
-        """Returns the k-th legal move's id in the order left, straight, right; within a direction by cell."""
+        """Returns the id of the k-th legal move, int32 []: left, straight, right; within a direction by cell."""
         directions, enemy = self.moves(position)
         cell, direction = _nth_bit(directions, jnp.asarray(k).astype(jnp.uint32))
         target = self.target(position, cell, direction)
@@ -152,10 +152,11 @@ class _Rules:
         return (cell * 6 + direction + 3 * position.player) * 2 + capture
 
     def target(self, position: Position, cell: jax.Array, direction: jax.Array) -> jax.Array:
-        """Returns the cell that a move in a direction, 0 left, 1 straight, 2 right, leads to."""
+        """Returns the cell that a move leads to, int32 []; direction 0 is left, 1 straight, 2 right."""
         return cell + jnp.where(position.player == 0, self.columns, -self.columns) + direction - 1
 
     def step(self, position: Position, action: jax.Array) -> Position:
+        """Moves a pawn: action int [], a legal one."""
         # 1. Which pawn goes where. Whether it captures need not be read off the action: the target's bit says so.
         action = jnp.asarray(action, jnp.int32)
         cell = action // 12
@@ -228,6 +229,7 @@ def board_game(rows: int = 5, columns: int = 5, pawn_rows: int = 2) -> Breakthro
 
 
 def _choose(condition: jax.Array, yes: Words, no: Words) -> Words:
+    """Selects one of two masks by a bool []."""
     return tuple(jnp.where(condition, y, n) for y, n in zip(yes, no))
 
 
@@ -238,7 +240,7 @@ def _sides(position: Position) -> tuple[Words, Words]:
 
 
 def _bit(like: Words, cell: jax.Array) -> Words:
-    """Makes the mask of one cell."""
+    """Makes the mask of one cell, int32 []."""
     bit = jnp.uint32(1) << (cell % _WORD).astype(jnp.uint32)
     return tuple(jnp.where(cell // _WORD == i, bit, np.uint32(0)) for i in range(len(like)))
 

@@ -206,7 +206,11 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
         return obs, state, reward, exploded | ~healthy, {**info, "exploded": exploded}
 
     def observe(self, key, state, action, params) -> jax.Array:
-        """Observes positions but the hidden ones, clipped velocities and contact forces; zeros of an exploded state."""
+        """Observes a state, float [N] as in `observation_space`; zeros of an exploded one.
+
+        Positions but the hidden ones (metres, radians), clipped velocities (per second) and, if asked for, contact
+        forces (N, N m).
+        """
         limit = self.robot.velocity_limit
         parts = [state.qpos[self.robot.hidden :], jnp.clip(state.qvel, -limit, limit)]
         parts += [jnp.zeros(6, self.dtype)] if self.feels_world else []
@@ -325,4 +329,5 @@ def progress_bonus(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Arr
 
 
 def _lines_passed(x: jax.Array, length: float) -> jax.Array:
+    """Counts the lines between the start and places x [...], in metres; none behind the start."""
     return jnp.maximum(jnp.floor(x / length), 0.0)

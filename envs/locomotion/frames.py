@@ -87,7 +87,13 @@ def _floor(x: np.ndarray, above: np.ndarray, eye_y: float, elevation: float) -> 
 
 
 def _capsule(canvas, right, above, tips, radius: float, colour: np.ndarray) -> None:
-    """Paints all points within `radius` of a segment, rounder in the middle, with a dark outline."""
+    """Paints all points within `radius` of a segment, rounder in the middle, with a dark outline.
+
+    Args:
+      canvas: float [H, W, 3], painted on.
+      right, above: of each pixel, metres on the picture; they broadcast to [H, W].
+      tips: the segment's two ends, (right, above) each.
+    """
     (ax, ay), (bx, by) = tips
     dx, dy = bx - ax, by - ay
     along = ((right - ax) * dx + (above - ay) * dy) / max(dx * dx + dy * dy, 1e-12)

@@ -164,7 +164,7 @@ def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameTex
 
 
 def state_text(robot: RobotText, obs: np.ndarray) -> str:
-    """Writes one observation with names and units."""
+    """Writes one observation, float [N], with names and units."""
     now = body(robot, obs)
     lean = f"pitch {_show(now.pitch)} rad" + ("" if robot.is_planar else f", roll {_show(now.roll)} rad")
     side = "" if robot.is_planar else f", sideways velocity {_show(now.side_velocity)} m/s"

@@ -28,6 +28,7 @@ def draw(racket: jax.Array, opponent: jax.Array, ball: jax.Array) -> jax.Array:
 
 
 def _within(cells: jax.Array, start: jax.Array, length: int) -> jax.Array:
+    """Whether cells [...] are among the `length` from `start` on: bool [...]."""
     return (cells >= start) & (cells < start + length)
 
 

@@ -97,7 +97,7 @@ def game_text(points: int = 21) -> GameText:
 
 
 def positions(observation: np.ndarray) -> str:
-    """Writes an observation in the paper's tuples."""
+    """Writes an observation (`env.OBSERVED`) in the paper's tuples: first and last row, first and last column."""
     racket, opponent, row, column = (round(float(x)) for x in observation[:4])
     return (
         f"ball {{{row}, {row + 1}, {column}, {column}}}, our racket {{{racket}, {racket + RACKET - 1}, 70, 71}}, "

@@ -125,6 +125,7 @@ class Viewer:
         return [self._view(fields, legal, to_move, i) for i in range(len(to_move))]
 
     def _view(self, fields: dict[str, np.ndarray], legal: np.ndarray, to_move: np.ndarray, i: int) -> View:
+        """Renders position i of fields [B, ...], legal moves [B, A] and players to move [B]."""
         row = {name: value[i] for name, value in fields.items()}
         key = b"".join(np.ascontiguousarray(value).tobytes() for value in row.values())
         key += legal[i].tobytes() + to_move[i].tobytes()

@@ -275,6 +275,7 @@ def compile_parser(reply_format: ReplyFormat, tokenizer: Tokenizer) -> Callable[
         ), None
 
     def parse(tokens: jax.Array, length: jax.Array) -> ParsedReply:
+        """Parses tokens, int32 [L], of which the first `length` were generated."""
         tokens = jnp.asarray(tokens, jnp.int32)
         generated = jnp.arange(tokens.shape[0]) < length
         first_byte = jnp.asarray(offsets)[tokens]
