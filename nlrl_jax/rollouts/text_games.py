@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
+from nlrl_jax.text.policy import LanguageAgentPolicy, TokenTurn
 from nlrl_jax.types import TextGame
 from nlrl_jax.updates import where
 
@@ -21,7 +21,7 @@ class Turns(NamedTuple):
     """The turns of B episodes, time-major.
 
     fields: the game's fields before the turn, each [T, B, ...].
-    turn: prompts, replies and actions, each [T, B, ...]; see `Turn`.
+    turn: prompts, replies and actions, each [T, B, ...]; see `TokenTurn`.
     reward: float32 [T, B], the environment's reward over the turn's steps.
     steps: int32 [T, B], environment steps taken in the turn.
     invalid: int32 [T, B], invalid actions of the reply, without those after the action that ended the episode.
@@ -29,7 +29,7 @@ class Turns(NamedTuple):
     """
 
     fields: dict[str, jax.Array]
-    turn: Turn
+    turn: TokenTurn
     reward: jax.Array
     steps: jax.Array
     invalid: jax.Array

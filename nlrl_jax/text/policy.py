@@ -23,8 +23,8 @@ from nlrl_jax.types import Sampling, TextGame
 TILE = 8  # 16-bit operands of cuBLAS products have multiples of this
 
 
-class Turn(NamedTuple):
-    """What B agents read and wrote in one turn. S prompt bucket, N reply tokens.
+class TokenTurn(NamedTuple):
+    """What B agents read and wrote in one turn, in tokens. S prompt bucket, N reply tokens.
 
     prompts: int32 [B, S], left-padded, without the static prefix.
     prompt_lengths: int32 [B].
@@ -108,7 +108,7 @@ class LanguageAgentPolicy:
         key: jax.Array,
         fields: dict[str, jax.Array],
         active: jax.Array,
-    ) -> Turn:
+    ) -> TokenTurn:
         """Plays one turn of B agents: construct the prompt, generate text, parse the action (paper, steps 1-3).
 
         Args:
@@ -128,7 +128,7 @@ class LanguageAgentPolicy:
         # A model may have more ids than its tokenizer has tokens: those spell nothing.
         spelled = jnp.where(reply.tokens < self.tokenizer.vocab_size, reply.tokens, self.eos_ids[0])
         parsed = jax.vmap(self.parse)(spelled, reply.lengths)  # a_t = psi(c_t)
-        return Turn(prompts, lengths, reply.tokens, reply.lengths, reply.log_probs, reply.ended, parsed)
+        return TokenTurn(prompts, lengths, reply.tokens, reply.lengths, reply.log_probs, reply.ended, parsed)
 
     def prompt_text(self, prompt: jax.Array, length: int) -> str:
         """Decodes one left-padded prompt [S], the static prefix included. Host only."""

@@ -15,7 +15,7 @@ from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts.text_games import Turns
 from nlrl_jax.run import alarms
-from nlrl_jax.text.policy import Turn
+from nlrl_jax.text.policy import TokenTurn
 
 RNG = np.random.default_rng(0)
 T, B, S, N = 3, 4, 5, 4
@@ -38,7 +38,7 @@ def played(variables):
     tokens[2, 1], sizes[2, 1] = tokens[0, 2], sizes[0, 2]  # and once where nobody plays
     flat = lambda x: jnp.asarray(x).reshape(T * B, *x.shape[2:])
     log_probs = SCORE(variables, flat(prompts), flat(lengths), flat(tokens)).reshape(T, B, N)
-    turn = Turn(prompts, lengths, tokens, sizes, log_probs, active, None)
+    turn = TokenTurn(prompts, lengths, tokens, sizes, log_probs, active, None)
     return Turns({}, turn, np.zeros((T, B)), np.zeros((T, B)), np.zeros((T, B)), active)
 
 

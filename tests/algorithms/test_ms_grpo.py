@@ -18,7 +18,7 @@ from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import init_lora, init_params
 from nlrl_jax.returns import aaw_sample, group_advantage
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.text.policy import Turn
+from nlrl_jax.text.policy import TokenTurn
 from tests.algorithms.ms_grpo_by_hand import (
     CONFIG,
     FOLLOWS,
@@ -279,7 +279,7 @@ def test_little_is_computed_for_padding(prompts, replies, most):
     """Replies of 5 to 200 tokens: rows of the micro-batches that are not skipped hold at most 1.2 times the tokens."""
     rng = np.random.default_rng(0)
     lengths = lambda low, high: jnp.asarray(rng.integers(low, high + 1, (5, 25)), jnp.int32)
-    turn = Turn(
+    turn = TokenTurn(
         jnp.ones((5, 25, 122), jnp.int32), lengths(*prompts), jnp.ones((5, 25, most), jnp.int32), lengths(*replies),
         jnp.zeros((5, 25, most)), jnp.ones((5, 25), bool), None,
     )  # fmt: skip

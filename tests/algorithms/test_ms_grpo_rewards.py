@@ -11,7 +11,7 @@ from nlrl_jax.algorithms import ms_grpo
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import players
 from nlrl_jax.text.parser import ParsedReply
-from nlrl_jax.text.policy import Turn
+from nlrl_jax.text.policy import TokenTurn
 from tests.algorithms.ms_grpo_by_hand import CONFIG, composite_returns
 
 
@@ -28,7 +28,7 @@ def hand_made_turns():
         extra_text=zeros > 0,
         format_penalty=jnp.array([[-0.5, 0.0, -1.0], [0.0, -9.0, -0.25]]),
     )
-    turn = Turn(
+    turn = TokenTurn(
         prompts=zeros[..., None],
         prompt_lengths=zeros + 1,
         replies=jnp.zeros((2, 3, 4), jnp.int32),

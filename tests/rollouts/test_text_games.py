@@ -13,7 +13,7 @@ from nlrl_jax.envs.frozen_lake import FrozenLake, FrozenLakeState
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.host import of_text_game
 from nlrl_jax.text.parser import ParsedReply
-from nlrl_jax.text.policy import Turn
+from nlrl_jax.text.policy import TokenTurn
 
 UP, DOWN, LEFT, RIGHT = range(4)
 NO = -1  # an invalid action
@@ -38,7 +38,7 @@ class Scripted:
         zeros = jnp.zeros(B, jnp.int32)
         parsed = ParsedReply(actions, valid, 3 - valid, zeros, zeros > 0, jnp.zeros(B))
         bits = jax.random.bits(key, (B, 1)).astype(jnp.int32)
-        return Turn(bits, zeros + 1, zeros[:, None], zeros + 1, jnp.zeros((B, 1)), zeros == 0, parsed)
+        return TokenTurn(bits, zeros + 1, zeros[:, None], zeros + 1, jnp.zeros((B, 1)), zeros == 0, parsed)
 
     def _count(self):
         self.calls += 1
@@ -211,7 +211,7 @@ class Drawn:
         actions = jax.random.randint(key, (B, self.each), 0, self.number)
         zeros = jnp.zeros(B, jnp.int32)
         parsed = ParsedReply(actions, zeros + self.each, zeros, zeros, zeros > 0, jnp.zeros(B))
-        return Turn(zeros[:, None], zeros + 1, zeros[:, None], zeros + 1, jnp.zeros((B, 1)), zeros == 0, parsed)
+        return TokenTurn(zeros[:, None], zeros + 1, zeros[:, None], zeros + 1, jnp.zeros((B, 1)), zeros == 0, parsed)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from nlrl_jax import envs
 from nlrl_jax.rollouts.text_games import Episodes, Turns
 from nlrl_jax.run.transcript import flaws, outcome, print_transcript, printable, transcripts
 from nlrl_jax.text.parser import ParsedReply
-from nlrl_jax.text.policy import Turn
+from nlrl_jax.text.policy import TokenTurn
 
 GAME = envs.make("frozen_lake", prompt="compact")
 T, B, S, N = 2, 3, 8, 64
@@ -59,7 +59,7 @@ def episodes():
         extra_text=full(False),
         format_penalty=jnp.asarray([[0.0, -1.5, 0.0], [0.0, -2.0, 0.0]]),
     )
-    said = Turn(
+    said = TokenTurn(
         prompts=tokens(prompts, S, left=True),
         prompt_lengths=full(3),
         replies=tokens(REPLIES, N),
