@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import math
 import random
 from collections import OrderedDict
@@ -51,7 +50,7 @@ class Place:
     left: float | None = None
 
     def then(self, key: str, action: str, outcome: Outcome | None, shown: bool = True) -> Place:
-        """Returns the place after an action; if its result is unknown (None), the state stays."""
+        """The place after an action; if its result is unknown (None), the state stays."""
         taken = self.taken if action in self.taken else (*self.taken, action)
         if outcome is None:
             return dataclasses.replace(self, key=key, shown=False, idle=True, taken=taken)
@@ -70,9 +69,9 @@ class States:
     """
 
     def __init__(self, game: HostGame, world: float):
-        stepped = game.simulator or game
-        functions = {name: getattr(stepped, name) or getattr(game, name) for name in ("expert", "optimal", "commands")}
-        self.game, self.world = dataclasses.replace(stepped, **functions), world
+        own = game.simulator or game
+        named = {name: getattr(own, name) or getattr(game, name) for name in ("expert", "optimal", "commands")}
+        self.game, self.world = dataclasses.replace(own, **named), world
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._paths: dict[tuple[str, int], tuple[str, ...]] = {}
         self._outcomes: dict[tuple[str, str], Outcome] = {}
@@ -83,13 +82,12 @@ class States:
         return self.game.optimal is not None
 
     def find(self, histories: Sequence[History]) -> list[Place]:
-        """Finds the place of each history, step by step from its longest beginning whose place is cached.
+        """The place of each history, found again step by step from the longest beginning that is known.
 
         Raises:
           ValueError: a history without its task; a game whose states cannot be restored.
         """
-        # 1. Each history's keys, one per beginning, and the last of them that is cached.
-        rows = []  # (task, steps, keys, index of the last cached key or -1)
+        rows = []
         for history in histories:
             if history.task is None:
                 raise ValueError("the model `expert` reads histories that begin at a task, as `host_games.play` makes")
@@ -97,32 +95,29 @@ class States:
             keys = [digest(repr(task))]
             for step in steps:
                 keys.append(digest(keys[-1], step.action, plain(step.observation)))
-            cached = next((n for n in range(len(steps), -1, -1) if keys[n] in self._places), -1)
-            rows.append((task, steps, keys, cached))
-        # 2. Tasks that were never begun.
-        first_keys = {task: keys[0] for task, _, keys, cached in rows if cached < 0}
-        if first_keys:
-            self.game = restorable(self.game, next(iter(first_keys)))
-            for (task, key), start in zip(first_keys.items(), self.game.reset(list(first_keys)), strict=True):
-                self._keep(Place(key, task, start.state, plain(start.observation)))
-        # 3. All histories together, one step each at a time.
-        depths = [max(cached, 0) for *_, cached in rows]
-        places = [self._places[keys[depth]] for (_, _, keys, _), depth in zip(rows, depths, strict=True)]
-        while unfinished := [i for i, (_, steps, _, _) in enumerate(rows) if depths[i] < len(steps)]:
-            self._advance([(places[i], rows[i][1][depths[i]], rows[i][2][depths[i] + 1]) for i in unfinished])
-            for i in unfinished:
-                depths[i] += 1
-                places[i] = self._places[rows[i][2][depths[i]]]
-        # 4. The cache drops what was used longest ago.
-        for place in places:
+            known = next((n for n in range(len(steps), -1, -1) if keys[n] in self._places), -1)
+            rows.append([task, steps, keys, known])
+        fresh = list({row[0]: row for row in rows if row[3] < 0}.values())
+        if fresh:
+            self.game = restorable(self.game, fresh[0][0])
+            for row, start in zip(fresh, self.game.reset([row[0] for row in fresh]), strict=True):
+                self._keep(Place(row[2][0], row[0], start.state, plain(start.observation)))
+        found = [self._places[row[2][max(row[3], 0)]] for row in rows]
+        at = [max(row[3], 0) for row in rows]
+        while going := [i for i, row in enumerate(rows) if at[i] < len(row[1])]:
+            self._advance([(found[i], rows[i][1][at[i]], rows[i][2][at[i] + 1]) for i in going])
+            for i in going:
+                at[i] += 1
+                found[i] = self._places[rows[i][2][at[i]]]
+        for place in found:
             self._places.move_to_end(place.key)
-        while len(self._places) > max(_PLACES, 2 * len(places)):
+        while len(self._places) > max(_PLACES, 2 * len(found)):
             self._places.popitem(last=False)
-        return places
+        return found
 
     def _advance(self, steps: Sequence[tuple[Place, Step, str]]) -> None:
         """Keeps the place after each step: (place before, step, key of the place after)."""
-        steps = list({key: (place, step, key) for place, step, key in steps}.values())
+        steps = [one for one in {key: (place, step, key) for place, step, key in steps}.values()]
         outcomes = self.step([place for place, _, _ in steps], [step.action for _, step, _ in steps])
         same = [
             outcome is not None and plain(outcome.observation) == plain(step.observation)
@@ -138,30 +133,29 @@ class States:
             self._keep(place.then(key, step.action, outcome, ok))
 
     def options(self, place: Place) -> tuple[str, list[str]]:
-        """Returns the expert's action, and the others that the model thinks of."""
+        """The expert's action, and the others that the model thinks of."""
         right = self.move(place)
         if self.game.actions:
             return right, [action for action in self.game.actions if action != right]
-        commands = self.game.commands(place.state) if self.game.commands and not place.over else ()
-        pool = list(dict.fromkeys([*commands, *(self._path(place.task) if not commands else ()), *place.taken]))
-        alternatives = [action for action in pool if action != right]
-        return right, rng_of(place.key, "pool").sample(alternatives, min(_OTHERS, len(alternatives)))
+        own = self.game.commands(place.state) if self.game.commands and not place.over else ()
+        pool = list(dict.fromkeys([*own, *(self._path(place.task) if not own else ()), *place.taken]))
+        others = [action for action in pool if action != right]
+        return right, rng_of(place.key, "pool").sample(others, min(_OTHERS, len(others)))
 
     def _path(self, task: tuple[str, int]) -> tuple[str, ...]:
-        """Plays the task as the expert does: its actions."""
+        """The expert's own episode: its actions."""
         if task not in self._paths:
             (start,) = self.find([History("", "", task=task)])
             self._paths[task] = tuple(self._play_on([start])[0])
         return self._paths[task]
 
     def move(self, place: Place) -> str:
-        """Returns the expert's action; the first of the game's, or "nothing", once the episode is over."""
         if place.move is None:
             place.move = (self.game.actions or ("nothing",))[0] if place.over else self.game.expert(place.state)
         return place.move
 
     def left(self, places: Sequence[Place]) -> list[float]:
-        """Counts the expert's steps to success; inf where it has none."""
+        """Steps that the expert needs to success; inf where it has none."""
         open_ = [place for place in places if place.left is None]
         for place in open_:
             if place.over:
@@ -175,7 +169,7 @@ class States:
         return [place.left for place in places]
 
     def _play_on(self, places: Sequence[Place]) -> list[list[str]]:
-        """Plays the expert from each place: its actions. Notes in the place how many it needs to success."""
+        """The expert's actions from each place; notes how many it needs to success."""
         states = [place.state for place in places]
         actions: list[list[str]] = [[] for _ in places]
         going = [i for i, place in enumerate(places) if not place.over]
@@ -195,63 +189,57 @@ class States:
         return actions
 
     def mistakes(self, pairs: Sequence[tuple[Place, str]]) -> list[Outcome | None]:
-        """Imagines (place, action) wrongly: the outcome of another action; None where the imagination is right.
-
-        A wrong imagination shows the first of up to `_TRIED` other actions whose observation differs from the true one.
-        """
-        candidates: list[list[str]] = []
+        """What another action leads to where the imagination of (place, action) is wrong; None where it is right."""
+        wrong: list[list[str]] = []
         for place, action in pairs:
             is_wrong = rng_of(place.key, action, "world").random() >= self.world
             tried: list[str] = []
             if is_wrong and not place.over:
-                right, alternatives = self.options(place)
-                pool = sorted(option for option in (right, *alternatives) if option != action)
+                right, others = self.options(place)
+                pool = sorted(one for one in (right, *others) if one != action)
                 tried = rng_of(place.key, action, "other").sample(pool, min(_TRIED, len(pool)))
-            candidates.append(tried)
-        flat = [(place, action) for (place, _), row in zip(pairs, candidates, strict=True) for action in row]
-        outcomes = iter(self.step([place for place, _ in flat], [action for _, action in flat]))
+            wrong.append(tried)
+        flat = [(place, one) for (place, _), row in zip(pairs, wrong, strict=True) for one in row]
+        outcomes = iter(self.step([place for place, _ in flat], [one for _, one in flat]))
         truths = self.step([place for place, _ in pairs], [action for _, action in pairs])
-        mistakes: list[Outcome | None] = []
-        for truth, row in zip(truths, candidates, strict=True):
-            options = [outcome for outcome in itertools.islice(outcomes, len(row)) if outcome is not None]
-            if truth is not None:
-                options = [outcome for outcome in options if plain(outcome.observation) != plain(truth.observation)]
-            mistakes.append(next(iter(options), None))
-        return mistakes
+        result = []
+        for truth, row in zip(truths, wrong, strict=True):
+            found = [next(outcomes) for _ in row]
+            differs = lambda one, truth=truth: truth is None or plain(one.observation) != plain(truth.observation)
+            result.append(next((one for one in found if one is not None and differs(one)), None))
+        return result
 
     def step(self, places: Sequence[Place], actions: Sequence[str]) -> list[Outcome | None]:
-        """Steps each place with an action; None where the episode is over."""
+        """What each action leads to; None where the episode is over."""
         due = {}
         for place, action in zip(places, actions, strict=True):
             if not place.over and (place.key, action) not in self._outcomes:
                 due[place.key, action] = place.state
         if due:
-            new_outcomes = self.game.step(list(due.values()), [action for _, action in due])
-            self._outcomes.update(zip(due, new_outcomes, strict=True))
-        outcomes = [None if p.over else self._outcomes[p.key, a] for p, a in zip(places, actions, strict=True)]
+            made = self.game.step(list(due.values()), [action for _, action in due])
+            self._outcomes.update(zip(due, made, strict=True))
+        found = [None if p.over else self._outcomes[p.key, a] for p, a in zip(places, actions, strict=True)]
         while len(self._outcomes) > _PLACES:
             self._outcomes.pop(next(iter(self._outcomes)))
-        return outcomes
+        return found
 
     def _keep(self, place: Place) -> None:
         self._places[place.key] = place
 
 
 def steps_of(history: History) -> list[Step]:
-    """Returns all steps of an episode but thoughts, which change nothing."""
+    """All steps of an episode but thoughts, which change nothing."""
     return [step for step in (*history.past, *history.steps) if not step.action.startswith(THINK)]
 
 
 def plain(text: str) -> str:
-    """Joins a text's words by single spaces."""
     return " ".join(text.split())
 
 
 def digest(*texts: str) -> str:
-    """Hashes texts to one key."""
     return hashlib.blake2b("\0".join(texts).encode(), digest_size=16).hexdigest()
 
 
 def rng_of(*texts: str) -> random.Random:
-    """Makes a generator whose draws follow from texts."""
+    """Randomness that follows from texts."""
     return random.Random(digest(*texts))

@@ -27,7 +27,7 @@ class Path(NamedTuple):
 
 
 def restorable(game: HostGame, task: Task) -> HostGame:
-    """Makes a game's states such that they can be stepped again; a reversible game stays as it is.
+    """The game itself where it is reversible; else the same game with states that can be stepped again.
 
     Their copies (`copy.deepcopy`) are stepped. Where these cannot be made or share what changes, the task is begun anew
     and all actions are repeated. Both are tried on a few steps of the expert first. Python's and NumPy's global
@@ -38,19 +38,15 @@ def restorable(game: HostGame, task: Task) -> HostGame:
     """
     if game.reversible:
         return game
-
-    def play() -> list[tuple]:
-        return _course(game, *game.reset([task]))
-
-    if generators.are_used(play):
-        game = generators.apart(game)
-    course = play()
-    for wrap in (_copied, _repeated):
-        wrapped = wrap(game)
+    begun = lambda: _course(game, *game.reset([task]))
+    game = generators.apart(game) if generators.are_used(begun) else game
+    course = begun()
+    for way in (_copied, _repeated):
+        made = way(game)
         with contextlib.suppress(Exception):  # whatever the state's class raises where it cannot be copied
-            (start,) = wrapped.reset([task])
-            if all(_course(wrapped, start) == course for _ in range(2)):
-                return wrapped
+            (start,) = made.reset([task])
+            if all(_course(made, start) == course for _ in range(2)):
+                return made
     raise ValueError(
         f"{game.name} cannot be imagined by its expert: neither a copy of a state (copy.deepcopy) nor its actions "
         "repeated from the task's beginning lead to the same outcomes twice. Let everything random follow from the "
@@ -59,16 +55,16 @@ def restorable(game: HostGame, task: Task) -> HostGame:
 
 
 def _course(game: HostGame, start: Start) -> list[tuple]:
-    """Plays the expert's first steps: what each of them shows."""
-    course, outcome = [(start.goal, start.observation)], Outcome(start.state, start.observation)
-    while len(course) <= _TRIED and not outcome.done:
-        (outcome,) = game.step([outcome.state], [game.expert(outcome.state)])
-        course.append(outcome[1:])
+    """What the expert's first steps lead to."""
+    course, now = [(start.goal, start.observation)], Outcome(start.state, start.observation)
+    while len(course) <= _TRIED and not now.done:
+        (now,) = game.step([now.state], [game.expert(now.state)])
+        course.append(now[1:])
     return course
 
 
 def _copied(game: HostGame) -> HostGame:
-    """Wraps a game so that each step is made on a copy of the state."""
+    """Each step is that of a copy."""
 
     def reset(tasks: Sequence[Task]) -> list[Start]:
         with generators.preserved():
@@ -78,12 +74,12 @@ def _copied(game: HostGame) -> HostGame:
         with generators.preserved():
             return game.step([copy.deepcopy(state) for state in states], actions)
 
-    wrapped = dataclasses.replace(game, reset=reset, step=step, reversible=True)
-    return generators.of_states(wrapped, lambda function, state: function(copy.deepcopy(state)))
+    made = dataclasses.replace(game, reset=reset, step=step, reversible=True)
+    return generators.of_states(made, lambda function, state: function(copy.deepcopy(state)))
 
 
 def _repeated(game: HostGame) -> HostGame:
-    """Wraps a game so that each step begins the task anew and repeats all actions."""
+    """Each step begins with the episode's task."""
 
     def reset(tasks: Sequence[Task]) -> list[Start]:
         with generators.preserved():
@@ -104,5 +100,5 @@ def _repeated(game: HostGame) -> HostGame:
         after = [path._replace(actions=(*path.actions, action)) for path, action in zip(paths, actions, strict=True)]
         return [outcome._replace(state=path) for outcome, path in zip(outcomes, after, strict=True)]
 
-    wrapped = dataclasses.replace(game, reset=reset, step=step, reversible=True)
-    return generators.of_states(wrapped, lambda function, path: function(live(path)))
+    made = dataclasses.replace(game, reset=reset, step=step, reversible=True)
+    return generators.of_states(made, lambda function, path: function(live(path)))
