@@ -24,6 +24,7 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> list[pathlib.Path]:
+    """README, the pages in docs/, and the notebook."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").glob("*.ipynb"))]
 
 
@@ -73,13 +74,14 @@ def of_code(path: pathlib.Path) -> str:
         files = sorted(file.name for file in path.glob("*.py"))
         return f"# {name}\n\n" + "\n".join(f"- [{file}]({file})" for file in files) + "\n"
     language = {".py": "python", ".sh": "bash", ".toml": "toml", ".cff": "yaml"}.get(path.suffix, "text")
-    return f"# {name}\n\n````{language}\n{path.read_text()}\n````\n"
+    ranked_low = "---\nsearch:\n  boost: 0.2\n---\n\n"  # pages come before code in what search finds
+    return f"{ranked_low}# {name}\n\n````{language}\n{path.read_text()}\n````\n"
 
 
-def write(path: pathlib.Path, text: str, targets: set[pathlib.Path]) -> None:
+def write(path: pathlib.Path, text: str) -> None:
     out = SOURCE / place(path)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(relinked(text, path / "index.md" if path.is_dir() else path, targets) if text else text)
+    out.write_text(text)
 
 
 def assemble() -> None:
@@ -87,14 +89,16 @@ def assemble() -> None:
     shutil.rmtree(SOURCE, ignore_errors=True)
     targets: set[pathlib.Path] = set()
     for path in pages():
-        write(path, of_notebook(path) if path.suffix == ".ipynb" else path.read_text(), targets)
+        write(path, relinked(of_notebook(path) if path.suffix == ".ipynb" else path.read_text(), path, targets))
     done = set(pages())
     while rest := targets - done:
         done |= rest
         for path in rest:
-            if place(path).suffix == ".md":
-                write(path, of_code(path), targets)
-            else:
+            if path.is_dir():
+                write(path, relinked(of_code(path), path / "index.md", targets))
+            elif place(path).suffix == ".md":
+                write(path, of_code(path))
+            else:  # a picture
                 (SOURCE / place(path)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, SOURCE / place(path))
 
@@ -102,6 +106,5 @@ def assemble() -> None:
 if __name__ == "__main__":
     assemble()
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", "docs/mkdocs.yml"]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
     print(f"{BUILD / 'site'}: read it by `python -m http.server -d build/site`")

@@ -60,6 +60,17 @@ def test_the_api_page_is_what_the_docstrings_say():
     assert all(name in page for name in ("`make_update(", "`decide(", "`load_model(", "`aaw_sample("))
 
 
+def test_links_lead_to_the_same_pages_in_the_site():
+    site, targets = runpy.run_path(str(ROOT / "docs" / "make_site.py")), set()
+    text = "[LAC](docs/lac.md#run), [Snake](envs/snake.py), [games](envs), [web](https://arxiv.org)\n"
+    code = "```\n[as it is](envs)\n```\n"
+    relinked = (
+        "[LAC](lac.md#run), [Snake](code/envs/snake.py.md), [games](code/envs/index.md), [web](https://arxiv.org)\n"
+    )
+    assert site["relinked"](text + code, ROOT / "README.md", targets) == relinked + code
+    assert targets == {ROOT / "docs" / "lac.md", ROOT / "envs" / "snake.py", ROOT / "envs"}
+
+
 PAPERS = {"MS-GRPO": (3, 2), "NLRL": (8, 16), "LAC": (12, 30), "ULTRA": (5, 2)}  # the last figure, the last table
 
 
@@ -133,7 +144,6 @@ def test_commands_of_the_pages_parse(script):
             if script == "ablate":  # options that are not its own go to each run of the study
                 words = module.gathered(words)
             flags.FLAGS.unparse_flags()
-            words = module.gathered(words) if script == "ablate" else words
             try:
                 flags.FLAGS([script, *words])
             except flags.Error as error:
