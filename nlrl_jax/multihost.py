@@ -46,16 +46,16 @@ def from_first(make: Callable[[], T]) -> T:
     """What `make` returns (JSON) or raises in the first process, in all of them; all processes must call."""
     if not several():
         return make()
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     if first():
         try:
-            found = {"value": make()}
+            outcome = {"value": make()}
         except (ValueError, OSError, LanguageModelError) as error:
-            found = {"error": str(error)}
-    found = every(found)[0]
-    if "error" in found:
-        raise LanguageModelError(found["error"])
-    return found["value"]
+            outcome = {"error": str(error)}
+    outcome = every(outcome)[0]
+    if "error" in outcome:
+        raise LanguageModelError(outcome["error"])
+    return outcome["value"]
 
 
 def wait() -> None:

@@ -69,14 +69,14 @@ def proxy_of(url: str) -> Proxy | None:
       ValueError: names the variable, whose value is no proxy's address, or a SOCKS proxy's without socksio.
     """
     server = urllib.parse.urlsplit(url)
-    found = _variable(f"{server.scheme}_proxy") or _variable("all_proxy")
-    if found is None or _is_direct(server, (_variable("no_proxy") or ("", ""))[1]):
+    setting = _variable(f"{server.scheme}_proxy") or _variable("all_proxy")
+    if setting is None or _is_direct(server, (_variable("no_proxy") or ("", ""))[1]):
         return None
-    variable, address = found
+    variable, address = setting
     address = address if "://" in address else f"http://{address}"
     address = re.sub("^socks://", "socks5://", address, flags=re.IGNORECASE)  # as desktops write it
     form = "http://HOST:PORT or socks5://HOST:PORT"
-    wrong = f"${variable} is {_without_user(found[1])!r}; it must look like {form}, or be unset"
+    wrong = f"${variable} is {_without_user(setting[1])!r}; it must look like {form}, or be unset"
     try:
         proxy = urllib.parse.urlsplit(address)
         if proxy.scheme not in _PROXY_SCHEMES or not proxy.hostname or proxy.port == 0 or re.search(r"\s", address):
@@ -94,10 +94,11 @@ def proxy_of(url: str) -> Proxy | None:
 
 def _variable(name: str) -> tuple[str, str] | None:
     """(name, value) of a variable that is set and not empty; the name in small letters comes first."""
-    for one in (name, name.upper()):
-        if one in os.environ and not (one == "HTTP_PROXY" and "REQUEST_METHOD" in os.environ):  # CGI: a client's header
-            value = os.environ[one].strip()
-            return (one, value) if value else None
+    for spelling in (name, name.upper()):
+        is_header = spelling == "HTTP_PROXY" and "REQUEST_METHOD" in os.environ  # CGI's, of a client's request
+        if spelling in os.environ and not is_header:
+            value = os.environ[spelling].strip()
+            return (spelling, value) if value else None
     return None
 
 
@@ -212,8 +213,8 @@ def client(
         transport = httpx.HTTPTransport(limits=limits, proxy=proxy and proxy.address)
     except OSError as error:
         named = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)}
-        where = " and ".join(f"${name} is {value!r}" for name, value in named.items())
-        raise ValueError(f"{where or 'the certificates'}: no certificates can be read there ({error})") from None
+        variables = " and ".join(f"${name} is {value!r}" for name, value in named.items())
+        raise ValueError(f"{variables or 'the certificates'}: no certificates can be read there ({error})") from None
     # httpx has no public way to a pool's backend.
     deadlines = transport._pool._network_backend = Deadlines(transport._pool._network_backend)
     return httpx.Client(headers=headers, timeout=timeout, transport=transport), deadlines

@@ -62,9 +62,9 @@ def advice(error: str, body: Mapping[str, Any]) -> str:
     needed = max((number for number in _numbers(re.compile(_COUNT), error) if number > limit), default=0)
     if needed in (0, reply):  # the server adds nothing up
         needed = max(_numbers(_PROMPT, error), default=0) + reply
-    takes = f"prompt and reply take at least {needed}" if needed > limit > 0 else "prompt and reply take more"
+    sizes = f"prompt and reply take at least {needed}" if needed > limit > 0 else "prompt and reply take more"
     return (
-        f"The server's context holds {limit or 'too few'} tokens, {takes}. Give {lower}, --context_tokens "
+        f"The server's context holds {limit or 'too few'} tokens, {sizes}. Give {lower}, --context_tokens "
         f"{limit or 'N'} where there is that option (old steps are then left out), or start the server with a longer "
         "context"
     )

@@ -73,10 +73,10 @@ class EndpointModel(EndpointServer):
         check_stop(stop)
         greedy = sampling.temperature == 0
         counts: collections.Counter[str] = collections.Counter()
-        wanted = []
+        slots = []
         for chat in chats:
             text = _as_json(chat)
-            wanted.append(_Wanted(text, 0 if greedy else counts[text]))
+            slots.append(_Wanted(text, 0 if greedy else counts[text]))
             counts[text] += 1
         extra = self.options.extra_fields()
         base = self.reply_fields(sampling, stop)
@@ -84,14 +84,14 @@ class EndpointModel(EndpointServer):
         listed = 1 if self.found.top and not greedy else 0
         fields = {chat: {**base, **route.flags, **route.listed(listed)} for chat, route in routes.items()}
 
-        def key(one: _Wanted) -> str:
-            route = routes[one.chat]
-            return self.key(route, fields[one.chat], None if greedy else int(seed), one.index, stop)
+        def key(slot: _Wanted) -> str:
+            route = routes[slot.chat]
+            return self.key(route, fields[slot.chat], None if greedy else int(seed), slot.index, stop)
 
-        replies = {one: self.cache and self.cache.get_reply(key(one)) for one in dict.fromkeys(wanted)}
+        replies = {slot: self.cache and self.cache.get_reply(key(slot)) for slot in dict.fromkeys(slots)}
         missing: dict[str, list[int]] = {}
-        for one in (one for one, reply in replies.items() if reply is None):
-            missing.setdefault(one.chat, []).append(one.index)
+        for slot in (slot for slot, reply in replies.items() if reply is None):
+            missing.setdefault(slot.chat, []).append(slot.index)
 
         def work(transport: Transport, job: tuple[str, list[int]]) -> list[tuple[str, list[int]]]:
             """Gets replies to one chat; returns the jobs that are left."""
@@ -108,21 +108,21 @@ class EndpointModel(EndpointServer):
                     raise
                 arrived = [Reply("", ended=False, refused=True)] * len(indices)
             for index, reply in zip(indices, arrived):
-                one = _Wanted(chat, index)
+                slot = _Wanted(chat, index)
                 if self.cache is not None:
-                    self.cache.put_reply(key(one), reply)
-                replies[one] = reply
-            rest, most = indices[len(arrived) :], self.known.choices or 1
-            return [(chat, rest[i : i + most]) for i in range(0, len(rest), most)]
+                    self.cache.put_reply(key(slot), reply)
+                replies[slot] = reply
+            rest, limit = indices[len(arrived) :], self.known.choices or 1
+            return [(chat, rest[i : i + limit]) for i in range(0, len(rest), limit)]
 
-        most = 1 if "n" in extra else MAX_CHOICES
+        limit = 1 if "n" in extra else MAX_CHOICES
         todo = [
-            (chat, indices[i : i + most]) for chat, indices in missing.items() for i in range(0, len(indices), most)
+            (chat, indices[i : i + limit]) for chat, indices in missing.items() for i in range(0, len(indices), limit)
         ]
         first = {**fields[todo[0][0]], **dict.fromkeys(["n"] * (len(todo[0][1]) > 1))} if todo else {}
         unknown = DOUBTFUL.intersection(first) - self.known.accepted - self.known.refused - set(extra)
         request_pool.do(todo, work, self.options, role, self.calls, lambda job: len(job[1]), bool(unknown))
-        return _spread(wanted, replies)
+        return _spread(slots, replies)
 
     def _ask(
         self, transport: Transport, route: Route, body: dict[str, Any], extra: Mapping[str, Any], stop: Sequence[str]
@@ -138,14 +138,14 @@ class EndpointModel(EndpointServer):
 
             def read(response: dict, *tokens: int) -> list[Reply]:
                 number = request.body.get("n", 1)
-                found = read_replies(response, *tokens, number, edit)
+                replies = read_replies(response, *tokens, number, edit)
                 if len(response["choices"]) < number:
                     self.known.refuse(["n"], server)
-                return found
+                return replies
 
-            found = transport.post(route.path, request.body, read, request.revise)
+            replies = transport.post(route.path, request.body, read, request.revise)
             request.answered()
-            return found
+            return replies
 
         replies = post(body)
         texts = [reply.text for reply in replies if text and not reply.refused]
@@ -182,11 +182,11 @@ def _as_json(chat: Chat) -> str:
     return json.dumps([dict(message) for message in chat.messages], sort_keys=True)
 
 
-def _spread(wanted: Sequence[_Wanted], replies: Mapping[_Wanted, Reply]) -> list[Reply]:
+def _spread(slots: Sequence[_Wanted], replies: Mapping[_Wanted, Reply]) -> list[Reply]:
     """One reply each. Where one reply serves several, the first has its tokens: it was computed once."""
     rows, used = [], set()
-    for one in wanted:
-        reply = replies[one]
-        rows.append(reply._replace(prompt_tokens=0, tokens=0) if one in used else reply)
-        used.add(one)
+    for slot in slots:
+        reply = replies[slot]
+        rows.append(reply._replace(prompt_tokens=0, tokens=0) if slot in used else reply)
+        used.add(slot)
     return rows

@@ -43,11 +43,11 @@ def check_answers(model: EndpointModel) -> None:
     whole = {**without(model.reply_fields(Sampling(TOKENS, 1.0)), NO_LIMIT.keys() - extra.keys()), "messages": HI}
     request = Request(model.known, whole, extra, model.options.url)
 
-    def revise(failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
+    def revise(failure: Failure, attempt: int, attempts_left: int) -> dict[str, Any] | None:
         if failure.is_unreachable or failure.status == 200 or failure.status is None and _is_cut(failure):
             failure.is_final, failure.advice = True, failure.advice or _advice(model, failure)
             return None
-        return request.revise(failure, attempt, left)
+        return request.revise(failure, attempt, attempts_left)
 
     def read(response: dict, *_) -> None:
         choices = response.get("choices")
@@ -168,10 +168,12 @@ def _continues(model: EndpointModel, form: str) -> bool:
     server counts the prompt as one whose last message is open. So it does not matter what the model likes to say."""
     model = dataclasses.replace(model, found=Abilities(form))
 
+    def read(response: dict, *tokens: int) -> tuple[str, int]:
+        return read_replies(response, *tokens, 1)[0].text, _prompt_tokens(response)
+
     def ask(chat: Chat) -> tuple[str, int]:
         route = model.route([dict(message) for message in chat.messages])
         body = {**model.reply_fields(Sampling(TOKENS, 0.0)), **route.content, **route.flags}
-        read = lambda response, *tokens: (read_replies(response, *tokens, 1)[0].text, _prompt_tokens(response))
         return _probe(model, route.path, body, read)
 
     try:
@@ -180,8 +182,8 @@ def _continues(model: EndpointModel, form: str) -> bool:
             return True
         if form != prompt_forms.CONTINUED or tokens < TOKENS:
             return False
-        open_tokens, least = (ask(Chat.of(chat))[1] for chat in (COUNT + COUNTED, HI[0]["content"]))
-        counts = TEMPLATE <= least < tokens - TOKENS
+        open_tokens, shortest = (ask(Chat.of(chat))[1] for chat in (COUNT + COUNTED, HI[0]["content"]))
+        counts = TEMPLATE <= shortest < tokens - TOKENS
         return counts and open_tokens - 1 <= tokens <= open_tokens  # a closed message has more
     except NotImplementedError:
         return False
@@ -194,11 +196,11 @@ def _prompt_tokens(response: dict) -> int:
     return tokens if type(tokens) is int else 0
 
 
-def _probe(model: EndpointModel, path: str, body: dict[str, Any], read: Callable[..., Any]) -> Any:
+def _probe(model: EndpointModel, path: str, body: dict[str, Any], parse: Callable[..., Any]) -> Any:
     """What one request reads as.
 
     Raises:
-      NotImplementedError: the server refuses it, in whatever form, or `read` does.
+      NotImplementedError: the server refuses it, in whatever form, or `parse` does.
       EndpointError, BudgetExceeded: as `EndpointModel.complete`.
     """
     request = Request(model.known, body, model.options.extra_fields(), model.options.url)
@@ -207,17 +209,17 @@ def _probe(model: EndpointModel, path: str, body: dict[str, Any], read: Callable
     def read_whole(response: dict, *tokens: int) -> Any:
         nonlocal broken_off
         try:
-            return read(response, *tokens)
+            return parse(response, *tokens)
         except InvalidResponse as error:
             broken_off = isinstance(error, BrokenOff)
             raise
 
-    def revise(failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
+    def revise(failure: Failure, attempt: int, attempts_left: int) -> dict[str, Any] | None:
         endless = bool(body.get("echo")) and "no whole response" in str(failure)
-        passing = (failure.status is None or failure.status >= 500) and not endless and attempt == 0 < left
+        passing = (failure.status is None or failure.status >= 500) and not endless and attempt == 0 < attempts_left
         refused = _is_refused(failure) and not (broken_off and failure.status == 200)
         failure.is_final |= (refused or endless) and not passing  # it would be the same another time
-        return None if body.get("echo") else request.revise(failure, attempt, left)
+        return None if body.get("echo") else request.revise(failure, attempt, attempts_left)
 
     try:
         return _post(model, path, request.body, read_whole, revise)
@@ -242,15 +244,15 @@ def _is_cut(failure: Failure | EndpointError) -> bool:
     return "ProtocolError" in str(failure) or "ReadError" in str(failure)
 
 
-def _post(model: EndpointModel, path: str, body: dict[str, Any], read: Callable, revise: Callable) -> Any:
-    found = []
+def _post(model: EndpointModel, path: str, body: dict[str, Any], parse: Callable, revise: Callable) -> Any:
+    results = []
 
     def work(transport: Transport, _: str) -> Iterable:
-        found.append(transport.post(path, body, read, revise))
+        results.append(transport.post(path, body, parse, revise))
         return ()
 
     request_pool.do([path], work, model.options, CHECK, model.calls)
-    return found[0]
+    return results[0]
 
 
 def _answers_at(model: EndpointModel, path: str) -> bool:

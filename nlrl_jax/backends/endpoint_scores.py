@@ -3,6 +3,7 @@ tokens that it lists as likeliest."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ class _Job(NamedTuple):
 
     path: str
     body: dict[str, Any]
-    read: Callable[..., dict[str, Any]]
+    parse: Callable[..., dict[str, Any]]
     instead: dict[str, Any] | None = None
 
 
@@ -37,8 +38,10 @@ def texts(
         route = Route("/completions", {"prompt": prompt}, {})
         keys.append([model.key(route, fields, None, text) for text in row])
         for key, text in zip(keys[-1], row):
-            read = lambda response, *_, text=text: dict(zip(_EMPTY, read_score(response, text)))
-            jobs |= {key: _Job(route.path, {**fields, "prompt": prompt + text}, read)} if text else {}
+            if text:
+                jobs[key] = _Job(
+                    route.path, {**fields, "prompt": prompt + text}, functools.partial(_read_text, text=text)
+                )
     entries = _entries(model, jobs, role)
     return [[Score(**entries.get(key, _EMPTY)) for key in row] for row in keys]
 
@@ -55,11 +58,16 @@ def words(
         keys.append(model.key(route, fields, None, "top"))
         jobs[keys[-1]] = _Job(route.path, {**fields, **route.content}, _read_judgement, _NO_DIFFERENCE)
     entries = _entries(model, jobs, role)
-    made = []
+    scores = []
     for key, row in zip(keys, rows):
         cached = entries[key].get("cached", False)
-        made.append([score._replace(cached=cached) for score in top_words.scores(entries[key]["top"], row, top)])
-    return made
+        scores.append([score._replace(cached=cached) for score in top_words.scores(entries[key]["top"], row, top)])
+    return scores
+
+
+def _read_text(response: dict, *_, text: str) -> dict[str, Any]:
+    """The cache's entry of a text."""
+    return dict(zip(_EMPTY, read_score(response, text)))
 
 
 def _read_judgement(response: dict, *_) -> dict[str, Any]:
@@ -76,8 +84,9 @@ def echo_fields(model: EndpointServer) -> dict[str, Any]:
     """The fields of a request for an echo; `extra` adds others, and its null leaves out the temperature."""
     extra = model.options.extra_fields()
     ours = {"model": model.model, "max_tokens": 0, "temperature": 0.0, "echo": True, "logprobs": 1}
-    kept = {name: value for name, value in extra.items() if value is not None}
-    return kept | {name: value for name, value in ours.items() if extra.get(name, "") is not None or name not in _NULL}
+    left_out = {name for name in _NULL if extra.get(name, "") is None}
+    added = {name: value for name, value in extra.items() if value is not None}
+    return added | {name: value for name, value in ours.items() if name not in left_out}
 
 
 def _entries(model: EndpointServer, jobs: Mapping[str, _Job], role: str) -> dict[str, dict[str, Any]]:
@@ -85,11 +94,11 @@ def _entries(model: EndpointServer, jobs: Mapping[str, _Job], role: str) -> dict
     entries = {key: {**entry, "cached": True} for key in jobs if (entry := model.cache and model.cache.get(key))}
 
     def work(transport: Transport, key: str) -> Iterable:
-        path, body, read, instead = jobs[key]
+        path, body, parse, instead = jobs[key]
         request = Request(model.known, body, model.options.extra_fields(), model.options.url + path)
         revise = [] if body.get("echo") else [request.revise]
         try:
-            entries[key] = transport.post(path, request.body, read, *revise)
+            entries[key] = transport.post(path, request.body, parse, *revise)
             request.answered()
         except EndpointError as error:
             if instead is None or not is_filtered(error):

@@ -90,12 +90,12 @@ class EndpointServer:
         """Whether `score` works for single words."""
         return self.found.echo or self.found.top > 0
 
-    def knowing(self, found: Abilities) -> EndpointServer:
+    def knowing(self, abilities: Abilities) -> EndpointServer:
         """The same with what has been found out."""
         render = self.render
-        if isinstance(render, PromptText) and found.adds_bos is not None:
-            render = dataclasses.replace(render, adds_bos=found.adds_bos)
-        return dataclasses.replace(self, found=found, render=render)
+        if isinstance(render, PromptText) and abilities.adds_bos is not None:
+            render = dataclasses.replace(render, adds_bos=abilities.adds_bos)
+        return dataclasses.replace(self, found=abilities, render=render)
 
     def route(self, messages: Messages, words: Sequence[str] = ()) -> Route:
         """How a chat is sent; `words`: what its reply is one of."""
@@ -119,17 +119,17 @@ class EndpointServer:
         return _without_none({**fields, **self.options.extra_fields()})
 
     def key(
-        self, route: Route, fields: dict[str, Any], seed: int | None, which: int | str, stop: Sequence[str] = ()
+        self, route: Route, fields: dict[str, Any], seed: int | None, part: int | str, stop: Sequence[str] = ()
     ) -> str:
-        """The cache's key of an answer: the `which`-th reply to a chat, or a score."""
+        """The cache's key of an answer: the `part`-th reply to a chat, or a score."""
         content = route.content
         prompt = json.dumps(content["messages"], sort_keys=True) if route.is_chat else content["prompt"]
         url = (self.cached_as or self.options.url) + route.path
-        own = self.options.extra_fields()
-        asked = {name: value for name, value in fields.items() if name in own or value != NO_LIMIT.get(name)}
-        parts = {"format": _FORMAT, "url": url, "request": asked, "seed": seed}
+        fixed = self.options.extra_fields()
+        request = {name: value for name, value in fields.items() if name in fixed or value != NO_LIMIT.get(name)}
+        parts = {"format": _FORMAT, "url": url, "request": request, "seed": seed}
         parts |= {"stop": list(stop)} if stop else {}
-        return cache_key({**parts, "asked": prompt, "which": which})
+        return cache_key({**parts, "asked": prompt, "which": part})
 
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,12 +159,12 @@ class Request:
         self._before_bare: dict[str, Any] | None = None
         self._is_unsure = self._is_repeated = False  # about what was left out; whether the last body has failed twice
 
-    def revise(self, failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
+    def revise(self, failure: Failure, attempt: int, attempts_left: int) -> dict[str, Any] | None:
         """The body to send after a failure; None if there is no other one.
 
         Args:
           failure: becomes final, with advice, where it is about a field that stays.
-          attempt: of this request, from 0. left: further ones.
+          attempt: of this request, from 0. attempts_left: further ones.
         """
         if not _is_about_fields(failure):
             return None
@@ -180,7 +180,7 @@ class Request:
         named = named_fields(failure.body, self.body)
         named = [name for name in named if failure.is_final or name not in self.known.accepted]
         is_refusal = failure.is_final or marked or named and _REFUSAL.search(failure.body)
-        if not is_refusal and not self._is_repeated and left > 0:
+        if not is_refusal and not self._is_repeated and attempts_left > 0:
             self._is_repeated = True
             return None
         # 3. A named field: another value, or without it, or an error that says what to do.
@@ -197,12 +197,12 @@ class Request:
             return None
         # 4. No named field: without `n`, then bare, then as before, as it is not the fields.
         doubts = self.known.doubts(self.body, self.fixed)
-        self._is_unsure |= left <= 0 and not failure.is_final
+        self._is_unsure |= attempts_left <= 0 and not failure.is_final
         if "n" in doubts:
             return self._try_without(["n"])
         if self._is_unsure:
             return None
-        if doubts and (failure.is_final or attempt + 1 >= PATIENCE or left == 1):
+        if doubts and (failure.is_final or attempt + 1 >= PATIENCE or attempts_left == 1):
             self._before_bare = self.body
             return self._try_without(doubts)
         if self._before_bare is not None and not failure.is_final:

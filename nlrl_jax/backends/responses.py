@@ -62,8 +62,8 @@ def read_replies(
     choices = _choices(response)
     if all(type(choice.get("index")) is int for choice in choices):
         choices.sort(key=lambda choice: choice["index"])
-    read = [(reply, _tokens(choice)) for choice in choices if (reply := _read_choice(choice)) is not None]
-    replies = [reply for reply, _ in read]
+    pairs = [(reply, _tokens(choice)) for choice in choices if (reply := _read_choice(choice)) is not None]
+    replies = [reply for reply, _ in pairs]
     if not replies:
         if not choices or any(map(_lacks_text, choices)):
             raise InvalidResponse(
@@ -75,16 +75,16 @@ def read_replies(
         raise InvalidResponse(f"it has {len(choices)} choices and none with a text")
     lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in replies), initial=0))
     ends = [round(tokens * length / lengths[-1]) for length in lengths]
-    made = []
-    for i, (reply, listed) in enumerate(read[:count]):
+    edited_replies = []
+    for i, (reply, listed) in enumerate(pairs[:count]):
         reply = reply._replace(prompt_tokens=prompt_tokens if i == 0 else 0, tokens=ends[i + 1] - ends[i])
         edited = reply if reply.refused else edit(reply)
-        made.append(
+        edited_replies.append(
             edited._replace(
                 log_probs=() if reply.refused else log_probs_of(listed, edited.text, without_thoughts(reply.text))
             )
         )
-    return made
+    return edited_replies
 
 
 def is_filtered(error: EndpointError | Failure) -> bool:
@@ -124,24 +124,24 @@ def _refusal(choice: dict) -> str:
 def _is_refused(choice: dict) -> bool:
     """Whether a content filter, or the model itself, stopped a choice."""
     results = choice.get("content_filter_results")
-    filtered = [one for one in results.values() if isinstance(one, dict)] if isinstance(results, dict) else []
+    filtered = [result for result in results.values() if isinstance(result, dict)] if isinstance(results, dict) else []
     error = choice.get("error")
     by_error = bool(error) and _FILTER.search(json.dumps(error)) is not None
-    by_filter = any(one.get("filtered") is True for one in filtered) or bool(_REFUSED.search(_reason(choice)))
+    by_filter = any(result.get("filtered") is True for result in filtered) or bool(_REFUSED.search(_reason(choice)))
     return by_error or by_filter or bool(_refusal(choice))
 
 
 def _broken(choice: dict) -> bool:
     """Whether a choice ended neither by itself nor at a limit nor by a filter."""
-    known = "finish_reason" not in choice or _reason(choice) in _ENDED | _CUT
-    return not _is_refused(choice) and (not known or bool(choice.get("error")))
+    is_an_end = "finish_reason" not in choice or _reason(choice) in _ENDED | _CUT
+    return not _is_refused(choice) and (not is_an_end or bool(choice.get("error")))
 
 
 def _check_ended(choice: dict) -> None:
     """Raises BrokenOff: its reply is not whole."""
     if _broken(choice):
-        why = choice.get("error") or {"finish_reason": choice.get("finish_reason")}
-        raise BrokenOff(f"its reply is not whole: {json.dumps(why)[:200]}")
+        reason = choice.get("error") or {"finish_reason": choice.get("finish_reason")}
+        raise BrokenOff(f"its reply is not whole: {json.dumps(reason)[:200]}")
 
 
 def _read_choice(choice: dict) -> Reply | None:
@@ -164,12 +164,12 @@ def _message(choice: dict) -> dict | None:
 
 def _tokens(choice: dict) -> Tokens:
     """The tokens of a choice, in either form; none where there are none, or none with a number."""
-    found = choice.get("logprobs")
+    log_probs = choice.get("logprobs")
     try:
-        if found.get("content") is not None:
-            rows = _pairs(found["content"])
+        if log_probs.get("content") is not None:
+            rows = _pairs(log_probs["content"])
         else:
-            rows = [(spelt(token), p) for token, p in zip(found["tokens"], found["token_logprobs"])]
+            rows = [(spelt(token), p) for token, p in zip(log_probs["tokens"], log_probs["token_logprobs"])]
         return [(token, read_log_prob(p, token)) for token, p in rows] if any(p is not None for _, p in rows) else []
     except (KeyError, TypeError, AttributeError):
         return []
@@ -179,7 +179,7 @@ def _pairs(listed: Any) -> list[tuple[str, Any]]:
     """Tokens with the values of their log-probabilities: listed one by one, or a mapping as in /completions."""
     if isinstance(listed, dict):
         return [(spelt(token), value) for token, value in listed.items()]
-    return [(spelt(one["token"], one.get("bytes")), one.get("logprob")) for one in listed]
+    return [(spelt(row["token"], row.get("bytes")), row.get("logprob")) for row in listed]
 
 
 def read_top(response: dict) -> Tokens:
@@ -194,11 +194,12 @@ def read_top(response: dict) -> Tokens:
         return []
     _check_ended(choice)
     try:
-        found = choice["logprobs"]
-        if found.get("content") is not None:
-            rows = [token["top_logprobs"] for token in found["content"][:1]]
+        log_probs = choice["logprobs"]
+        if log_probs.get("content") is not None:
+            rows = [token["top_logprobs"] for token in log_probs["content"][:1]]
         else:
-            rows = [found["top_logprobs"]] if isinstance(found["top_logprobs"], dict) else found["top_logprobs"][:1]
+            top = log_probs["top_logprobs"]
+            rows = [top] if isinstance(top, dict) else top[:1]
         return [(token, read_log_prob(log_prob, token)) for row in rows for token, log_prob in _pairs(row)]
     except (KeyError, TypeError, AttributeError):
         raise InvalidResponse("it has no choices[0].logprobs with top_logprobs of its first token") from None

@@ -34,18 +34,19 @@ def scores(top: Top, words: Sequence[str], limit: int = TOP) -> list[Score]:
     """
     top = dict.fromkeys(map(tuple, top))  # some servers list the generated token twice
     ordered = sorted((log_prob for _, log_prob in top), reverse=True)[:limit]
-    found: dict[str, list[float]] = {word: [] for word in words}
+    spellings: dict[str, list[float]] = {word: [] for word in words}
     for token, log_prob in top:
-        begun = [word for word in found if _begins(token, word.strip())]
-        if len(begun) == 1:
-            found[begun[0]].append(log_prob)
+        candidates = [word for word in spellings if _begins(token, word.strip())]
+        if len(candidates) == 1:
+            spellings[candidates[0]].append(log_prob)
     last = ordered[-1] if ordered else 0.0
     rest = min(1 - sum(map(math.exp, ordered)), SPELLINGS * math.exp(last))
-    made = []
+    rows = []
     for word in words:
-        score = min(0.0, float(np.logaddexp.reduce(found[word]))) if found[word] else last
-        made.append(Score(score, 1, bounded=not found[word], partial=bool(found[word]) and rest > math.exp(score)))
-    return made
+        score = min(0.0, float(np.logaddexp.reduce(spellings[word]))) if spellings[word] else last
+        is_partial = bool(spellings[word]) and rest > math.exp(score)
+        rows.append(Score(score, 1, bounded=not spellings[word], partial=is_partial))
+    return rows
 
 
 def _begins(token: str, word: str) -> bool:

@@ -127,7 +127,7 @@ class Transport:
         options: EndpointOptions,
         usage: Usage,
         role: str,
-        waiting: Callable[[str], None] = lambda why: None,
+        waiting: Callable[[str], None] = lambda reason: None,
     ):
         self.options, self.usage, self.role, self.waiting = options, usage, role, waiting
         self.key = ApiKey(options.api_key_env)
@@ -155,10 +155,10 @@ class Transport:
         self,
         path: str,
         body: dict[str, Any],
-        read: Callable[[dict, int, int], T],
-        revise: Revise = lambda failure, attempt, left: None,
+        parse: Callable[[dict, int, int], T],
+        revise: Revise = lambda failure, attempt, attempts_left: None,
     ) -> T:
-        """Sends a request until `read(response, prompt tokens, tokens)` accepts the response, and returns its result.
+        """Sends a request until `parse(response, prompt tokens, tokens)` accepts the response, and returns its result.
 
         After `max_retries` + 1 attempts, the fallback of the last `InvalidResponse`, if it has one. An attempt with
         another body after a final refusal is not counted.
@@ -176,22 +176,22 @@ class Transport:
                 raise Stopped
             self.usage.check_budget(self.options.token_budget)
             try:
-                return self._attempt(path, body, read)
+                return self._attempt(path, body, parse)
             except Failure as error:
                 failure = error
-            was_final, left = failure.is_final, self.options.max_retries - attempt
-            other = revise(failure, attempt, left)
-            if other is None and (failure.is_final or left <= 0):
+            was_final, attempts_left = failure.is_final, self.options.max_retries - attempt
+            revised = revise(failure, attempt, attempts_left)
+            if revised is None and (failure.is_final or attempts_left <= 0):
                 break
             if not was_final:
                 attempt += 1
-            if other is not None:
-                body = other
+            if revised is not None:
+                body = revised
                 continue
             wait = retry_wait(attempt - 1, failure.wait)
             _log.info("%s%s: %s; attempt %d in %.2g s", self.options.url, path, failure, attempt + 1, wait)
-            why = f"status {failure.status}" if failure.status else str(failure)
-            self.waiting(f"{why[:60]}, attempt {attempt + 1} of {self.options.max_retries + 1} in {wait:.0f} s")
+            reason = f"status {failure.status}" if failure.status else str(failure)
+            self.waiting(f"{reason[:60]}, attempt {attempt + 1} of {self.options.max_retries + 1} in {wait:.0f} s")
             if self._stop.wait(wait):
                 raise Stopped
             self.usage.add(self.role, retries=1)
@@ -207,24 +207,24 @@ class Transport:
             failure.status,
         )
 
-    def _attempt(self, path: str, body: dict[str, Any], read: Callable[[dict, int, int], T]) -> T:
+    def _attempt(self, path: str, body: dict[str, Any], parse: Callable[[dict, int, int], T]) -> T:
         sent = json.dumps(body).encode()
-        most = math.ceil(len(sent) / 4) + _most_written(body)
-        self.usage.sent(self.role, most)
+        most_tokens = math.ceil(len(sent) / 4) + _most_written(body)
+        self.usage.sent(self.role, most_tokens)
         try:
             status, headers, content = self._exchange(path, sent)
         except Failure as failure:
-            self.usage.arrived(self.role, most, lost=failure.is_sent)
+            self.usage.arrived(self.role, most_tokens, lost=failure.is_sent)
             raise
         excerpt, text = self._excerpt(content), content.decode("utf-8", errors="replace")
         if not 200 <= status < 300:
-            self.usage.arrived(self.role, most)
+            self.usage.arrived(self.role, most_tokens)
             raise self._refusal(status, headers, excerpt, text)
         try:
             response = json.loads(content) if len(content) <= MAX_BYTES else None
         except (ValueError, RecursionError):
             response = None
-        tokens = self._count(response, len(sent), len(content), most)
+        tokens = self._count(response, len(sent), len(content), most_tokens)
         if len(content) > MAX_BYTES:
             raise Failure(f"a response above {MAX_BYTES} bytes: {excerpt}", status)
         if not isinstance(response, dict):
@@ -234,7 +234,7 @@ class Transport:
             text = "" if '"choices"' in text else text  # a damaged reply says nothing about fields
             raise Failure(f"a response that is not a JSON object: {excerpt}", status, text)
         try:
-            return read(response, *tokens)
+            return parse(response, *tokens)
         except InvalidResponse as error:
             text = error.body or ("" if "choices" in response else text)
             message = f"an invalid response ({error}): {excerpt}"
@@ -274,19 +274,20 @@ class Transport:
             content = self.key.hide(content.decode("latin-1")).encode("latin-1")
         return response.status_code, response.headers, bytes(content)
 
-    def _count(self, response: Any, sent: int, received: int, most: int) -> tuple[int, int]:
+    def _count(self, response: Any, sent: int, received: int, most_tokens: int) -> tuple[int, int]:
         """Tokens read and written, which are in the ledger from now on."""
         usage = response.get("usage") if isinstance(response, dict) else None
         usage = usage if isinstance(usage, dict) else {}
         counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-        known = [type(count) is int and count >= 0 for count in counts]
-        read, written = (
-            count if ok else math.ceil(size / 4) for count, ok, size in zip(counts, known, (sent, received))
+        are_counts = [type(count) is int and count >= 0 for count in counts]
+        estimates = [math.ceil(size / 4) for size in (sent, received)]
+        prompt_tokens, tokens = (
+            count if is_count else estimate for count, is_count, estimate in zip(counts, are_counts, estimates)
         )
-        written = max(written, _tokens_listed(response))
-        paid, estimated = read + written, int(not all(known))
-        self.usage.arrived(self.role, most, prompt_tokens=read, tokens=written, paid=paid, estimated=estimated)
-        return read, written
+        tokens = max(tokens, _tokens_listed(response))
+        counted = {"prompt_tokens": prompt_tokens, "tokens": tokens, "paid": prompt_tokens + tokens}
+        self.usage.arrived(self.role, most_tokens, estimated=int(not all(are_counts)), **counted)
+        return prompt_tokens, tokens
 
     def _excerpt(self, content: bytes) -> str:
         """The beginning of a body on one line. The key goes first: a cut through it would leave half of it."""
@@ -303,9 +304,9 @@ def retry_after(headers: Mapping[str, str], now: float) -> float:
         lambda: float(header),
         lambda: _timestamp(email.utils.parsedate_to_datetime(header)) - now,
     )
-    for read in readers:
+    for reader in readers:
         with contextlib.suppress(KeyError, ValueError, TypeError, IndexError, OverflowError):
-            if not math.isnan(wait := read()):
+            if not math.isnan(wait := reader()):
                 return max(wait, 0.0)
     return 0.0
 
@@ -328,8 +329,8 @@ def _tokens_listed(response: Any) -> int:
 
 def _most_written(body: Mapping[str, Any]) -> int:
     """The most tokens that a response to a request holds."""
-    most = [body.get(name) for name in ("max_tokens", "max_completion_tokens")]
-    return max([count for count in most if type(count) is int], default=0) * (body.get("n") or 1)
+    limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    return max([count for count in limits if type(count) is int], default=0) * (body.get("n") or 1)
 
 
 def _advice(status: int, key: ApiKey, text: str) -> str:

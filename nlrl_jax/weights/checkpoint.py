@@ -212,7 +212,7 @@ def _names() -> Any:
 
     class Ours(type(names)):
         def find_all(self, base_path):
-            return (found for found in super().find_all(base_path) if _is_checkpoint(pathlib.Path(found.path)))
+            return (path for path in super().find_all(base_path) if _is_checkpoint(pathlib.Path(path.path)))
 
     return Ours()
 
@@ -224,15 +224,22 @@ def _orbax() -> ModuleType:
 
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     hook = sys.unraisablehook
-    sys.unraisablehook = lambda report: str(report.exc_value) == "Event loop is closed" or hook(report)
+
+    def report(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    sys.unraisablehook = report
     return orbax.checkpoint
 
 
 def _flatten(tree: Any, part: str = "") -> dict[str, Any]:
     """Leaves by dotted path below `part`, such as "lora.layers.q.a"."""
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-    named = [(name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    return {".".join(filter(None, (part, path))) or "tree": leaf for path, leaf in named}
+    leaves = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        leaves[".".join(filter(None, (part, name))) or "tree"] = leaf
+    return leaves
 
 
 def _host(name: str, leaf: Any) -> Any:
@@ -260,15 +267,15 @@ def _read(folder: pathlib.Path, template: Any, name: str, whole: bool, of_run: s
     """
     index = _in_all(lambda: _index(folder, of_run))
     stored = index["leaves"]
-    wanted = _flatten(template, name)
-    _check_same(stored, wanted, name, whole)
-    leaves = _in_all(lambda: _arrays(folder, stored, wanted))
+    leaves_here = _flatten(template, name)
+    _check_same(stored, leaves_here, name, whole)
+    leaves = _in_all(lambda: _arrays(folder, stored, leaves_here))
     sums = checksums({key: array for key, array in leaves.items() if "sum" in stored[key]})
-    damaged = [key for key, found in sums.items() if found != stored[key]["sum"]]
+    damaged = [key for key, checksum in sums.items() if checksum != stored[key]["sum"]]
     damaged += [key for key, array in leaves.items() if _differs_in_crc(array, stored[key])]
     if damaged := next(filter(None, multihost.every(damaged)), []):
         raise _Refused(f"the bytes of leaf {damaged[0]} are not those that were saved: it is damaged")
-    values = [_as_template(leaves[key], leaf) for key, leaf in wanted.items()]
+    values = [_as_template(leaves[key], leaf) for key, leaf in leaves_here.items()]
     return jax.tree.unflatten(jax.tree.structure(template), values), index["metadata"]
 
 
@@ -287,10 +294,10 @@ def _index(folder: pathlib.Path, of_run: str) -> dict[str, Any]:
     return index
 
 
-def _arrays(folder: pathlib.Path, stored: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+def _arrays(folder: pathlib.Path, stored: dict[str, Any], template: dict[str, Any]) -> dict[str, Any]:
     """The leaves of a checkpoint where the template's are. Errors: see `_read`."""
-    structs = {key: jax.ShapeDtypeStruct(np.shape(leaf), stored[key]["dtype"]) for key, leaf in wanted.items()}
-    places = {key: _place(leaf) for key, leaf in wanted.items()}
+    structs = {key: jax.ShapeDtypeStruct(np.shape(leaf), stored[key]["dtype"]) for key, leaf in template.items()}
+    places = {key: _place(leaf) for key, leaf in template.items()}
     args = _orbax().args.PyTreeRestore(structs, restore_args=places, partial_restore=True)
     try:
         return _handled("PyTreeCheckpointHandler", folder / "tree", args=args)
@@ -313,23 +320,23 @@ def _differs_in_crc(array: Any, stored: dict[str, Any]) -> bool:
     return zlib.crc32(np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8).data) != stored["crc32"]
 
 
-def _check_same(stored: dict, wanted: dict, name: str, whole: bool) -> None:
+def _check_same(stored: dict, template: dict, name: str, whole: bool) -> None:
     mine = {key for key in stored if whole or key == name or key.startswith(f"{name}.")}
     if not mine:
         parts = sorted({key.partition(".")[0] for key in stored})
         raise ValueError(f"the checkpoint has no part {name!r}; its parts are {', '.join(parts)}")
-    for key, leaf in wanted.items():
+    for key, leaf in template.items():
         if key not in stored:
             raise _Refused(f"it has no leaf {key}: it belongs to another model or optimizer")
-        found = (tuple(stored[key]["shape"]), stored[key]["dtype"])
-        expected = (np.shape(leaf), str(getattr(leaf, "dtype", None) or np.asarray(leaf).dtype))
-        if found != expected:
+        stored_type = (tuple(stored[key]["shape"]), stored[key]["dtype"])
+        type_here = (np.shape(leaf), str(getattr(leaf, "dtype", None) or np.asarray(leaf).dtype))
+        if stored_type != type_here:
             raise _Refused(
-                f"leaf {key} is {found[1]}{list(found[0])} in it and {expected[1]}{list(expected[0])} here: "
-                "it belongs to another model or optimizer"
+                f"leaf {key} is {stored_type[1]}{list(stored_type[0])} in it and {type_here[1]}{list(type_here[0])} "
+                "here: it belongs to another model or optimizer"
             )
     for key in stored:
-        if key in mine and key not in wanted:
+        if key in mine and key not in template:
             raise _Refused(f"its leaf {key} has no place here: it belongs to another model or optimizer")
 
 

@@ -20,12 +20,12 @@ _BLOCK = 1 << 24  # elements that are multiplied at once
 
 def checksums(leaves: Mapping[str, Any]) -> dict[str, int]:
     """The checksum of each array; all processes must call this with the same names."""
-    own = {name: _own_part(leaf) for name, leaf in leaves.items()}
+    sums = {name: _own_part(leaf) for name, leaf in leaves.items()}
     shared = [name for name, leaf in leaves.items() if _is_shared(leaf)]
     if shared:
-        parts = multihost.every([own[name] for name in shared])
-        own |= {name: sum(column) % 2**32 for name, column in zip(shared, zip(*parts, strict=True), strict=True)}
-    return own
+        parts = multihost.every([sums[name] for name in shared])
+        sums |= {name: sum(column) % 2**32 for name, column in zip(shared, zip(*parts, strict=True), strict=True)}
+    return sums
 
 
 def _is_shared(leaf: Any) -> bool:
@@ -38,36 +38,36 @@ def _own_part(leaf: Any) -> int:
         array = np.asarray(leaf)
         return part(array, (0,) * array.ndim)
     shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
-    begins = lambda shard: [one.start or 0 for one in shard.index]
-    return sum(part(np.asarray(shard.data), begins(shard)) for shard in shards) % 2**32
+    sums = (part(np.asarray(shard.data), [axis.start or 0 for axis in shard.index]) for shard in shards)
+    return sum(sums) % 2**32
 
 
-def part(array: np.ndarray, begin: Sequence[int]) -> int:
+def part(array: np.ndarray, start: Sequence[int]) -> int:
     """What a block of an array adds to the checksum.
 
     Args:
-      begin: the block's first index along each axis.
+      start: the block's first index along each axis.
     """
     if not array.ndim:
         return part(array[None], (0,))
     if array.size > _BLOCK and len(array) > 1:
         half = len(array) // 2
-        later = (begin[0] + half, *begin[1:])
-        return (part(array[:half], begin) + part(array[half:], later)) % 2**32
-    begin, size = list(begin), array.dtype.itemsize
+        later = (start[0] + half, *start[1:])
+        return (part(array[:half], start) + part(array[half:], later)) % 2**32
+    start, size = list(start), array.dtype.itemsize
     if size >= 4:
         words = np.ascontiguousarray(array).view(np.uint32)  # lengthens the last axis
-        begin[-1] *= size // 4
+        start[-1] *= size // 4
     else:
         words = np.ascontiguousarray(array).view(f"u{size}").astype(np.uint32)
     for axis in reversed(range(words.ndim)):
-        words = words @ _factors(axis, begin[axis], words.shape[axis])
+        words = words @ _factors(axis, start[axis], words.shape[axis])
     return int(words)
 
 
-def _factors(axis: int, begin: int, number: int) -> np.ndarray:
+def _factors(axis: int, start: int, number: int) -> np.ndarray:
     """Odd numbers that follow from the positions along an axis: uint32 [number]. Mixed as in splitmix32."""
-    x = np.arange(begin, begin + number, dtype=np.uint64).astype(np.uint32) * np.uint32(0x9E3779B9)
+    x = np.arange(start, start + number, dtype=np.uint64).astype(np.uint32) * np.uint32(0x9E3779B9)
     x += np.uint32((axis + 1) * 0x85EBCA6B % 2**32)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97)

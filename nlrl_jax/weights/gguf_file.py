@@ -77,12 +77,12 @@ class GGUFFile:
           order: the tensor's rows in another order, which `index` then cuts.
         """
         tensor, size = self._tensors[name], self._row_bytes(self._tensors[name])
-        wanted = np.arange(_rows(tensor)) if order is None else order
-        wanted, index = (wanted, index) if len(tensor.shape) == 1 else (wanted[index[0]], index[1:])
-        first, last = int(wanted.min()), int(wanted.max())
+        row_indices = np.arange(_rows(tensor)) if order is None else order
+        row_indices, index = (row_indices, index) if len(tensor.shape) == 1 else (row_indices[index[0]], index[1:])
+        first, last = int(row_indices.min()), int(row_indices.max())
         stored = np.fromfile(self.path, np.uint8, (last + 1 - first) * size, offset=tensor.begin + first * size)
-        rows = stored.reshape(-1, size)[wanted - first] if order is not None else stored
-        values = self._dequantised(rows, tensor.kind).reshape(len(wanted), tensor.shape[-1])
+        rows = stored.reshape(-1, size)[row_indices - first] if order is not None else stored
+        values = self._dequantised(rows, tensor.kind).reshape(len(row_indices), tensor.shape[-1])
         return values[0][index] if len(tensor.shape) == 1 else values[:, *index]
 
     def _dequantised(self, stored: np.ndarray, kind: int) -> np.ndarray:
@@ -149,11 +149,11 @@ class _Cursor:
         self.source, self.at = source, 0
 
     def take(self, size: int) -> bytes:
-        found = self.source[self.at : self.at + size]
-        if len(found) < size:
+        data = self.source[self.at : self.at + size]
+        if len(data) < size:
             raise struct.error
         self.at += size
-        return found
+        return data
 
     def numbers(self, dtype: str, count: int) -> list:
         dtype = np.dtype(dtype).newbyteorder("<")

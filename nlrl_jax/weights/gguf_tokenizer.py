@@ -140,12 +140,12 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
     return _begin_with_bos(dataclasses.replace(tokenizer, post_processor=_adding(bos, backend)))
 
 
-def _read_as(tokens: list[str], types: list[int], ids: dict[str, int], ends: set[int]) -> dict[int, int | None]:
+def _read_as(tokens: list[str], types: list[int], ids: dict[str, int], end_ids: set[int]) -> dict[int, int | None]:
     """Tokens whose text is not what stands in the vocabulary, as llama.cpp writes them: `Tokenizer.read_as`."""
     byte = {f"<0x{value:02x}>": ids.get(character) for value, character in byte_table().items()}
-    found = {i: byte.get(tokens[i].lower()) for i, kind in enumerate(types[: len(tokens)]) if kind == _BYTE}
-    found |= dict.fromkeys(i for i, kind in enumerate(types[: len(tokens)]) if kind in (_UNDEFINED, _UNUSED))
-    return {i: other for i, other in found.items() if i not in ends}
+    texts = {i: byte.get(tokens[i].lower()) for i, kind in enumerate(types[: len(tokens)]) if kind == _BYTE}
+    texts |= dict.fromkeys(i for i, kind in enumerate(types[: len(tokens)]) if kind in (_UNDEFINED, _UNUSED))
+    return {i: text_id for i, text_id in texts.items() if i not in end_ids}
 
 
 def _backend(path: pathlib.Path, ids: dict[str, int], merges: list[str], pre: str) -> tokenizers.Tokenizer:
@@ -164,30 +164,30 @@ def _backend(path: pathlib.Path, ids: dict[str, int], merges: list[str], pre: st
     return backend
 
 
-def _token_id(path: pathlib.Path, tokens: list[str], read: Callable[..., Any], role: str) -> int | None:
-    index = read(f"ggml.{role}_token_id")
+def _token_id(path: pathlib.Path, tokens: list[str], get: Callable[..., Any], role: str) -> int | None:
+    index = get(f"ggml.{role}_token_id")
     if index is not None and not 0 <= index < len(tokens):
         raise ValueError(f"{path}: tokenizer.ggml.{role}_token_id is {index}; the vocabulary has {len(tokens)} tokens")
     return index
 
 
-def _ends(path: pathlib.Path, tokens: list[str], ids: dict[str, int], read: Callable[..., Any]) -> set[int]:
+def _ends(path: pathlib.Path, tokens: list[str], ids: dict[str, int], get: Callable[..., Any]) -> set[int]:
     """Ids that end a reply, by llama.cpp's rules."""
-    found = {ids[text] for text in _ENDS & ids.keys()}
+    end_ids = {ids[text] for text in _ENDS & ids.keys()}
     for role in ("eos", "eot", "eom", *_CODE_ENDS):
-        index = _token_id(path, tokens, read, role)
+        index = _token_id(path, tokens, get, role)
         if index is not None:
-            found.add(index)
+            end_ids.add(index)
         else:
-            found |= {ids[text] for text in _CODE_ENDS.get(role, ()) if text in ids}
-    texts = {tokens[i] for i in found}
+            end_ids |= {ids[text] for text in _CODE_ENDS.get(role, ()) if text in ids}
+    texts = {tokens[i] for i in end_ids}
     if texts & {"<|call|>", "<|calls|>"} and texts & {"<|return|>", "<|flush|>"}:
-        found.discard(ids.get("<|end|>"))  # in gpt-oss and Solar it ends a part of a reply
+        end_ids.discard(ids.get("<|end|>"))  # in gpt-oss and Solar it ends a part of a reply
     if "<|tool_response>" in texts:  # Gemma 4
-        found.discard(ids.get("</s>"))
-    if not found:
+        end_ids.discard(ids.get("</s>"))
+    if not end_ids:
         warnings.warn(f"{path} names no token that ends a reply; replies run to their limit", stacklevel=3)
-    return found
+    return end_ids
 
 
 def _adding(bos: str, backend: tokenizers.Tokenizer) -> dict[str, Any]:
@@ -202,8 +202,8 @@ def _begin_with_bos(tokenizer: Tokenizer) -> Tokenizer:
     if tokenizer.chat_template is None:
         return tokenizer
     try:
-        begins = tokenizer.render_chat([{"role": "user", "content": "."}]).startswith(tokenizer.bos_token)
+        has_bos = tokenizer.render_chat([{"role": "user", "content": "."}]).startswith(tokenizer.bos_token)
     except ValueError:  # a template that wants another chat
         return tokenizer
-    template = ("" if begins else "{{ bos_token }}") + tokenizer.chat_template
+    template = ("" if has_bos else "{{ bos_token }}") + tokenizer.chat_template
     return dataclasses.replace(tokenizer, chat_template=template)

@@ -66,8 +66,7 @@ def snapshot(name: str, revision: str = "", weights: bool = True) -> pathlib.Pat
         ) from None
     except Exception as error:  # a proxy, a broken connection, a full disk: each has an exception of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        proxies = sorted(
-            one for one in os.environ if one.lower() in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-        )
-        by = f" (with {' and '.join(f'${one}' for one in proxies)})" if proxies else ""
+        names = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+        proxies = sorted(f"${variable}" for variable in os.environ if variable.lower() in names)
+        by = f" (with {' and '.join(proxies)})" if proxies else ""
         raise OSError(f"{name} cannot be downloaded from the Hub{by}: {reason}") from error

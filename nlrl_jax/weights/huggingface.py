@@ -197,16 +197,16 @@ def _tie(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> ModelCo
 
 def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> str:
     """The checkpoint's dtype. See `load` for one that has several."""
-    found = sorted({DTYPES[tensors.dtype(hugging_face(path, layer))] for path, layer, _ in layout.tensors(config)})
-    if len(found) == 1:
-        return found[0]
+    dtypes = sorted({DTYPES[tensors.dtype(hugging_face(path, layer))] for path, layer, _ in layout.tensors(config)})
+    if len(dtypes) == 1:
+        return dtypes[0]
     contents = read_json(folder / "config.json")
     stated = contents.get("dtype") or contents.get("torch_dtype")
-    known = stated in DTYPES.values()
-    dtype = stated if known else functools.reduce(jnp.promote_types, found).name
-    reason = "as config.json says" if known else "which holds them all"
+    is_dtype = stated in DTYPES.values()
+    dtype = stated if is_dtype else functools.reduce(jnp.promote_types, dtypes).name
+    reason = "as config.json says" if is_dtype else "which holds them all"
     warnings.warn(
-        f"{folder}: the tensors are {' and '.join(found)}; they are loaded as {dtype}, {reason}; param_dtype chooses",
+        f"{folder}: the tensors are {' and '.join(dtypes)}; they are loaded as {dtype}, {reason}; param_dtype chooses",
         stacklevel=3,
     )
     return dtype
@@ -214,12 +214,12 @@ def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -
 
 def _check(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> None:
     """Checks that exactly the tensors of the config are there, in their shapes and a known dtype."""
-    found = {name: tensors.shape(name) for name in tensors if not _BUFFER.match(name)}
-    layout.check_sizes(folder, config, found, "config.json calls for")
+    shapes = {name: tensors.shape(name) for name in tensors if not _BUFFER.match(name)}
+    layout.check_sizes(folder, config, shapes, "config.json calls for")
     expected = {hugging_face(path, layer): shape for path, layer, shape in layout.tensors(config)}
-    own_head = _HEAD in expected.keys() - found.keys()
+    own_head = _HEAD in expected.keys() - shapes.keys()
     hint = " (tie_word_embeddings is false in config.json)" if own_head else ""
-    layout.check_tensors(folder, expected, found, "config.json calls for", hint)
+    layout.check_tensors(folder, expected, shapes, "config.json calls for", hint)
     check_dtypes(folder, tensors, expected)
 
 
@@ -241,8 +241,8 @@ def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[_Shard]:
             filled = 0
         shards[-1][name] = tensor
         filled += size
-    widest = lambda item: -item[1][2].dtype.itemsize  # numbers must lie at multiples of their size
-    return [dict(sorted(shard.items(), key=widest)) for shard in shards]
+    # The widest first: numbers must lie at multiples of their size.
+    return [dict(sorted(shard.items(), key=lambda row: -row[1][2].dtype.itemsize)) for shard in shards]
 
 
 def _stored(config: ModelConfig, flat: dict, adapter: dict, path: layout.Path, layer: int | None) -> np.ndarray:

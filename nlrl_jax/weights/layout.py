@@ -52,63 +52,63 @@ def transposed(path: Path) -> bool:
 def tensors(config: ModelConfig, collection: str = "params") -> Iterator[tuple[Path, int | None, tuple[int, ...]]]:
     """(path, layer, shape in a file) of every tensor; the layer is None for parameters that are not stacked."""
     for path, shape in shapes(config, collection).items():
-        one = shape[1:] if stacked(path) else shape
+        layer_shape = shape[1:] if stacked(path) else shape
         for layer in range(shape[0]) if stacked(path) else (None,):
-            yield path, layer, one[::-1] if transposed(path) else one
+            yield path, layer, layer_shape[::-1] if transposed(path) else layer_shape
 
 
 def check_tensors(
     source: pathlib.Path,
     expected: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, tuple[int, ...]],
     wanted_by: str,
     missing_hint: str = "",
 ) -> None:
     """Checks that a file holds exactly the tensors expected.
 
     Args:
-      expected, found: name -> shape.
+      expected, stored: name -> shape.
       wanted_by: what the expected shapes follow from, such as "config.json calls for".
 
     Raises:
       ValueError: a tensor is missing, unexpected or of another shape, by name.
     """
     differences = (
-        (expected.keys() - found.keys(), f"missing{missing_hint}"),
-        (found.keys() - expected.keys(), "unexpected in this model"),
+        (expected.keys() - stored.keys(), f"missing{missing_hint}"),
+        (stored.keys() - expected.keys(), "unexpected in this model"),
     )
     for names, problem in differences:
         if names:
             first = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise ValueError(f"{source}: tensor{'s' if len(names) > 1 else ''} {first} {problem}")
     for name, shape in expected.items():
-        if found[name] != shape:
-            raise ValueError(f"{source}: {name} has shape {found[name]}; {wanted_by} {shape}")
+        if stored[name] != shape:
+            raise ValueError(f"{source}: {name} has shape {stored[name]}; {wanted_by} {shape}")
 
 
 def check_sizes(
-    source: pathlib.Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]], wanted_by: str
+    source: pathlib.Path, config: ModelConfig, stored: Mapping[str, tuple[int, ...]], wanted_by: str
 ) -> None:
     """Checks that no size of a config is far beyond a file's tensors, before anything of such a size is made.
 
     Args:
-      found: name -> shape. wanted_by: see `check_tensors`.
+      stored: name -> shape. wanted_by: see `check_tensors`.
 
     Raises:
       ValueError: a size that is too large, in words.
     """
-    largest = max((size for shape in found.values() for size in shape), default=0)
+    largest = max((size for shape in stored.values() for size in shape), default=0)
     sizes = {
-        "layers": (config.num_layers, len(found)),
+        "layers": (config.num_layers, len(stored)),
         "numbers for all heads": (max(config.num_heads, config.num_kv_heads) * config.head_dim, largest),
         "tokens": (config.vocab_size, largest),
         "hidden numbers": (config.hidden_size, largest),
         "intermediate numbers": (config.intermediate_size, largest),
     }
-    for what, (size, limit) in sizes.items():
+    for unit, (size, limit) in sizes.items():
         if size > _FAR * limit:
             raise ValueError(
-                f"{source}: {wanted_by} {size} {what}, which its {len(found)} tensors, of sizes up to {largest}, "
+                f"{source}: {wanted_by} {size} {unit}, which its {len(stored)} tensors, of sizes up to {largest}, "
                 "cannot hold"
             )
 
@@ -162,17 +162,17 @@ def assemble(
     return unflatten_dict(tree)
 
 
-def _build(fetch: Fetch, path: Path, shape: tuple[int, ...], where: Any, dtype: Any) -> jax.Array:
+def _build(fetch: Fetch, path: Path, shape: tuple[int, ...], sharding: Any, dtype: Any) -> jax.Array:
     """One parameter; a large one is filled where it lies, a few layers, or rows of the file's tensor, at a time."""
     axis = _rows_axis(path, shape) if not stacked(path) else 0
     size = max(1, PIECE_BYTES * shape[axis] // (math.prod(shape) * dtype.itemsize))
-    if size >= shape[axis] or where.shard_shape(shape)[axis] < shape[axis]:
-        return _piece(fetch, path, shape, where, dtype)
-    whole = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)(shape, dtype)
-    fill = jax.jit(_fill, static_argnums=3, donate_argnums=0, out_shardings=where)
+    if size >= shape[axis] or sharding.shard_shape(shape)[axis] < shape[axis]:
+        return _piece(fetch, path, shape, sharding, dtype)
+    whole = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=sharding)(shape, dtype)
+    fill = jax.jit(_fill, static_argnums=3, donate_argnums=0, out_shardings=sharding)
     for first in range(0, shape[axis], size):
         part = (*shape[:axis], min(size, shape[axis] - first), *shape[axis + 1 :])
-        piece = _piece(fetch, path, part, where, dtype, (axis, first), _bits(dtype))
+        piece = _piece(fetch, path, part, sharding, dtype, (axis, first), _bits(dtype))
         whole = jax.block_until_ready(fill(whole, piece, first, axis))
     return whole
 
@@ -198,14 +198,14 @@ def _piece(
     fetch: Fetch,
     path: Path,
     shape: tuple[int, ...],
-    where: Any,
+    sharding: Any,
     dtype: Any,
-    begin: tuple[int, int] = (0, 0),
+    offset: tuple[int, int] = (0, 0),
     seen_as: Any = None,
 ) -> jax.Array:
-    """A parameter, or a piece of it from `begin` (axis, first) on, its bytes `seen_as` another dtype."""
+    """A parameter, or a piece of it from `offset` (axis, first) on, its bytes `seen_as` another dtype."""
     cut: dict[tuple, np.ndarray] = {}  # replicas of a slice are read once
-    axis, first = begin
+    axis, first = offset
 
     def read(index):
         bounds = [s.indices(size)[:2] for s, size in zip(index, shape, strict=True)]
@@ -214,7 +214,7 @@ def _piece(
             cut[key] = _read(fetch, path, key, dtype).view(seen_as or dtype)
         return cut[key]
 
-    return jax.make_array_from_callback(shape, where, read)
+    return jax.make_array_from_callback(shape, sharding, read)
 
 
 def _read(fetch: Fetch, path: Path, bounds: tuple[tuple[int, int], ...], dtype: Any) -> np.ndarray:
@@ -300,35 +300,38 @@ def take(
         arrays = tuple(_local(array) for array in arrays)
     if layer is not None and isinstance(arrays[0], np.ndarray):
         arrays, layer = tuple(array[layer] for array in arrays), None
-    found = np.asarray(_take(arrays, layer, config, transpose, dtype, places(arrays, layer), spread(arrays)))
-    found = found.view(jnp.dtype(dtype or stack.dtype))
-    if found.dtype == np.float16 and (adapter or stack.dtype != found.dtype) and not np.isfinite(found).all():
+    tensor = np.asarray(_take(arrays, layer, config, transpose, dtype, places(arrays, layer), spread(arrays)))
+    tensor = tensor.view(jnp.dtype(dtype or stack.dtype))
+    if tensor.dtype == np.float16 and (adapter or stack.dtype != tensor.dtype) and not np.isfinite(tensor).all():
         raise ValueError("a number is beyond the range of float16 (at most 65504); save as float32 or bfloat16")
-    return found
+    return tensor
 
 
 def places(arrays: tuple, layer: int | None) -> tuple[NamedSharding | None, ...]:
     """Where the devices of a mesh hold a layer of each array, or the array; None for others."""
-    found = []
+    shardings = []
     for array in arrays:
-        where = getattr(array, "sharding", None)
-        known = isinstance(where, NamedSharding)
-        found.append(NamedSharding(where.mesh, PartitionSpec(*where.spec[layer is not None :])) if known else None)
-    return tuple(found)
+        sharding = getattr(array, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            axes = sharding.spec[layer is not None :]  # without the axis of layers
+            shardings.append(NamedSharding(sharding.mesh, PartitionSpec(*axes)))
+        else:
+            shardings.append(None)
+    return tuple(shardings)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6))
-def _take(arrays, layer, config, transpose, dtype, where, everywhere):
+def _take(arrays, layer, config, transpose, dtype, shardings, everywhere):
     """Devices cut their own slices before any are exchanged; with `everywhere` each gets the whole tensor."""
     if layer is not None:
         arrays = [jax.lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in arrays]
     hold = jax.lax.with_sharding_constraint
-    arrays = [hold(array, place) if place else array for array, place in zip(arrays, where)]
+    arrays = [hold(array, place) if place else array for array, place in zip(arrays, shardings)]
     tensor = merged_kernel(config, *arrays) if len(arrays) > 1 else arrays[0]
     tensor = tensor.astype(dtype or tensor.dtype)
     if everywhere:  # as plain numbers: CPUs would exchange bfloat16 as float32
-        bits = jax.lax.bitcast_convert_type(hold(tensor, where[0]), _bits(tensor.dtype))
-        tensor = hold(hold(bits, where[0]), NamedSharding(where[0].mesh, PartitionSpec()))
+        bits = jax.lax.bitcast_convert_type(hold(tensor, shardings[0]), _bits(tensor.dtype))
+        tensor = hold(hold(bits, shardings[0]), NamedSharding(shardings[0].mesh, PartitionSpec()))
     # A copy, as JAX keeps what the host has seen of an array for as long as the array lives.
     return jnp.copy(tensor.T if transpose else tensor)
 

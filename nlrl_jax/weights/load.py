@@ -102,8 +102,8 @@ def load_eos_ids(name: str, revision: str = "") -> tuple[int, ...]:
 def load_tokenizer(name: str, revision: str = "", templates: TemplateOptions | None = None) -> Tokenizer:
     """The tokenizer of a model, without its weights. Arguments and errors: see `load_model`."""
     path = _path(name, revision, weights=False)
-    read = tokenizer_from_gguf if path.suffix == ".gguf" else Tokenizer.from_pretrained
-    return read(path).with_template(templates or TemplateOptions())
+    loader = tokenizer_from_gguf if path.suffix == ".gguf" else Tokenizer.from_pretrained
+    return loader(path).with_template(templates or TemplateOptions())
 
 
 def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:
@@ -134,8 +134,9 @@ def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:
             f"no model at {name!r}: it is a LoRA adapter; `nlrl-jax export {source} --out FOLDER` makes a model of it"
         )
     if path.is_dir() and not (path / "tokenizer.json").is_file() and (path / "checkpoints").is_dir():
-        own = path / "model"
-        instead = f"give {own}" if own.is_dir() else f"`nlrl-jax export --run_dir {name} --out FOLDER` makes one of it"
+        export = path / "model"
+        command = f"`nlrl-jax export --run_dir {name} --out FOLDER` makes one of it"
+        instead = f"give {export}" if export.is_dir() else command
         raise FileNotFoundError(f"no model at {name!r}: it is the folder of a run; {instead}")
     if revision:
         raise ValueError(f"revision {revision!r} needs a Hub id such as Qwen/Qwen2.5-3B-Instruct; {name} is local")

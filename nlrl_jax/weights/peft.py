@@ -195,8 +195,8 @@ def _refuse_unsupported(folder: pathlib.Path, options: dict[str, Any]) -> None:
         raise ValueError(f"{folder}: peft_type {options.get('peft_type')!r} is not implemented; only 'LORA' is")
     for option, values in _NEUTRAL.items():
         if options.get(option) not in (None, *values):
-            wanted = values[0] if values else None
-            raise ValueError(f"{folder}: {option}={options[option]!r} is not implemented; {option}={wanted!r} is")
+            implemented = values[0] if values else None
+            raise ValueError(f"{folder}: {option}={options[option]!r} is not implemented; {option}={implemented!r} is")
     if options.get("init_lora_weights") not in _PLAIN_INITS:
         raise ValueError(
             f"{folder}: init_lora_weights={options['init_lora_weights']!r} changes the base weights and is not "
@@ -242,12 +242,12 @@ def _adapted(
         for path, name in LINEAR.items()
         for layer in range(num_layers)
     }
-    found = {at: _rank_and_alpha(folder, options, full) for at, full in names.items() if is_adapted(full)}
-    if not found:
+    ranks = {at: _rank_and_alpha(folder, options, full) for at, full in names.items() if is_adapted(full)}
+    if not ranks:
         raise ValueError(
             f"{folder}: target_modules={modules!r} names no linear layer; give some of {', '.join(_MODULES)}"
         )
-    return found
+    return ranks
 
 
 def _layers(folder: pathlib.Path, options: dict[str, Any]) -> tuple[set[int] | None, list[str]]:
@@ -268,19 +268,19 @@ def _layers(folder: pathlib.Path, options: dict[str, Any]) -> tuple[set[int] | N
 
 def _rank_and_alpha(folder: pathlib.Path, options: dict[str, Any], full: str) -> tuple[int, float]:
     """Of one module; alpha is such that the update is scaled by alpha / rank."""
-    found = []
+    numbers = []
     for name, pattern, kind in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", int | float)):
-        value, own = options.get(name, 8), options.get(pattern) or {}  # peft's defaults
-        if not isinstance(own, dict):
-            raise ValueError(f"{folder / CONFIG}: {pattern} is {own!r}; it must be an object")
-        key = next((key for key in own if re.match(rf"(.*\.)?({key})$", full)), None)
-        name, value = (name, value) if key is None else (f"{pattern}[{key!r}]", own[key])
+        value, by_module = options.get(name, 8), options.get(pattern) or {}  # peft's defaults
+        if not isinstance(by_module, dict):
+            raise ValueError(f"{folder / CONFIG}: {pattern} is {by_module!r}; it must be an object")
+        key = next((key for key in by_module if re.match(rf"(.*\.)?({key})$", full)), None)
+        name, value = (name, value) if key is None else (f"{pattern}[{key!r}]", by_module[key])
         if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise ValueError(
                 f"{folder / CONFIG}: {name} is {value!r}; it must be a {'whole ' * (kind is int)}number above 0"
             )
-        found.append(value)
-    rank, alpha = found
+        numbers.append(value)
+    rank, alpha = numbers
     return rank, alpha * (math.sqrt(rank) if options.get("use_rslora") else 1.0)
 
 

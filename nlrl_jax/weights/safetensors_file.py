@@ -98,8 +98,8 @@ def write(path: str | os.PathLike, structs: dict[str, Any], tensors: Iterable[np
     header, end = {_METADATA: {"format": "pt"}}, 0
     for name, struct in structs.items():
         dtype = jnp.dtype(struct.dtype)
-        begin, end = end, end + int(np.prod(struct.shape)) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(struct.shape), "data_offsets": [begin, end]}
+        start, end = end, end + int(np.prod(struct.shape)) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(struct.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:

@@ -52,17 +52,17 @@ class Tensors:
         file, stored = self._places[name]
         return file.read(stored, index)
 
-    def rename(self, name: str, other: str) -> None:
-        """The tensor `name` is known as `other` from now on, and replaces one of that name."""
-        self._places[other] = self._places.pop(name)
+    def rename(self, name: str, new_name: str) -> None:
+        """The tensor `name` is known as `new_name` from now on, and replaces one of that name."""
+        self._places[new_name] = self._places.pop(name)
 
-    def equal(self, name: str, other: str) -> bool:
+    def equal(self, name: str, second: str) -> bool:
         """Whether two matrices hold the same numbers."""
-        if self.shape(name) != self.shape(other) or not {self.dtype(name), self.dtype(other)} <= DTYPES.keys():
+        if self.shape(name) != self.shape(second) or not {self.dtype(name), self.dtype(second)} <= DTYPES.keys():
             return False
         for start in range(0, self.shape(name)[0], _ROWS):
             rows = (slice(start, start + _ROWS),)
-            if not np.array_equal(*(self.read(n, rows).astype(np.float32) for n in (name, other))):
+            if not np.array_equal(*(self.read(n, rows).astype(np.float32) for n in (name, second))):
                 return False
         return True
 

@@ -95,11 +95,11 @@ def check(config: Mapping[str, Any], run_dir: pathlib.Path) -> None:
     deadline = time.monotonic() + _PATIENCE
     while _stamp(run_dir) != stamp and time.monotonic() < deadline:
         time.sleep(0.2)
-    seen = multihost.every(_stamp(run_dir) == stamp)
-    if not all(seen):
+    matches = multihost.every(_stamp(run_dir) == stamp)
+    if not all(matches):
         raise ValueError(
-            f"process {seen.index(False)} does not see the run's folder {run_dir} of process 0; all processes need the "
-            "same --run_dir, on a disk that they share"
+            f"process {matches.index(False)} does not see the run's folder {run_dir} of process 0; all processes need "
+            "the same --run_dir, on a disk that they share"
         )
 
 
