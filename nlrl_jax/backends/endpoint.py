@@ -81,7 +81,7 @@ class EndpointModel(EndpointServer):
         extra = self.options.extra_fields()
         base = self.reply_fields(sampling, stop)
         routes = {chat: self.route(json.loads(chat)) for chat in counts}
-        listed = 1 if self.found.top and not greedy else 0
+        listed = 1 if self.abilities.top and not greedy else 0
         fields = {chat: {**base, **route.flags, **route.listed(listed)} for chat, route in routes.items()}
 
         def key(slot: _Wanted) -> str:

@@ -83,7 +83,7 @@ def abilities(model: EndpointModel, scores: bool) -> Abilities:
     if not scores:
         return Abilities(prompt_forms.TEXT, adds_bos=_adds_bos(model))
     adds_bos = _adds_bos(model)
-    model = model.knowing(dataclasses.replace(model.found, adds_bos=adds_bos))
+    model = model.knowing(dataclasses.replace(model.abilities, adds_bos=adds_bos))
     as_text = [lambda: _with_echo(model), lambda: _with_top(model, prompt_forms.TEXT)]
     refusals = []
     for find in (*(as_text if model.render else ()), lambda: _with_top(model, _chat_form(model))):
@@ -138,7 +138,7 @@ def _with_top(model: EndpointModel, form: str) -> Abilities:
     Raises:
       NotImplementedError: it lists none.
     """
-    model = dataclasses.replace(model, found=Abilities(form))
+    model = dataclasses.replace(model, abilities=Abilities(form))
     chat = Chat.of("Is the sky blue? Answer with one word: YES or NO.", continued="The answer is")
     route = model.route([dict(message) for message in chat.messages], ("YES", "NO"))
     fields = {**model.reply_fields(Sampling(1, 0.0)), **route.content, **route.flags}
@@ -166,7 +166,7 @@ def _chat_form(model: EndpointModel) -> str:
 def _continues(model: EndpointModel, form: str) -> bool:
     """Whether a reply goes on from the last message: it begins with the text sent, or as no message begins, or else the
     server counts the prompt as one whose last message is open. So it does not matter what the model likes to say."""
-    model = dataclasses.replace(model, found=Abilities(form))
+    model = dataclasses.replace(model, abilities=Abilities(form))
 
     def read(response: dict, *tokens: int) -> tuple[str, int]:
         return read_replies(response, *tokens, 1)[0].text, _prompt_tokens(response)

@@ -51,7 +51,7 @@ def words(
 ) -> list[list[Score]]:
     """The scores of single words after their chats, one request for a row. A judgement that a content filter stops, by
     an error, in a response or without a word, makes no difference between words."""
-    jobs, keys, top = {}, [], model.found.top
+    jobs, keys, top = {}, [], model.abilities.top
     for messages, row in zip(chats, rows):
         route = model.route(messages, [word.strip() for word in row])
         fields = {**model.reply_fields(Sampling(1, 0.0)), **route.flags, **route.listed(top)}

@@ -51,7 +51,7 @@ class EndpointServer:
         messages, and for scores by a server whose /completions echoes a prompt with its log-probabilities (vLLM and
         SGLang do; OpenAI and llama.cpp do not); see `prompt_forms.PromptText`.
       cached_as: the address in the cache's keys, where it is another one than the server has now.
-      found: what the server can do; by default texts with echo where there is a `render`, else continued messages.
+      abilities: what the server can do; by default texts with echo where there is a `render`, else continued messages.
       known: which fields its answers have shown it to take.
       calls: shows the calls under way.
 
@@ -65,7 +65,7 @@ class EndpointServer:
     cache: DiskCache | None = None
     render: Callable[[Messages], str] | None = None
     cached_as: str = ""
-    found: Abilities | None = None
+    abilities: Abilities | None = None
     known: KnownFields = dataclasses.field(default_factory=KnownFields, repr=False)
     calls: CallProgress = dataclasses.field(init=False, repr=False)
 
@@ -76,30 +76,30 @@ class EndpointServer:
             raise ValueError("an endpoint needs the name of its model (--endpoint_model NAME)")
         ApiKey(self.options.api_key_env)
         object.__setattr__(self, "calls", CallProgress(self.usage, self.options.token_budget))
-        if self.found is None:
+        if self.abilities is None:
             text = Abilities(prompt_forms.TEXT, echo=True)
-            object.__setattr__(self, "found", text if self.render else Abilities(prompt_forms.CONTINUED))
+            object.__setattr__(self, "abilities", text if self.render else Abilities(prompt_forms.CONTINUED))
 
     @property
     def can_score(self) -> bool:
         """Whether `score` works for any text."""
-        return self.found.echo
+        return self.abilities.echo
 
     @property
     def can_judge(self) -> bool:
         """Whether `score` works for single words."""
-        return self.found.echo or self.found.top > 0
+        return self.abilities.echo or self.abilities.top > 0
 
     def knowing(self, abilities: Abilities) -> EndpointServer:
         """The same with what has been found out."""
         render = self.render
         if isinstance(render, PromptText) and abilities.adds_bos is not None:
             render = dataclasses.replace(render, adds_bos=abilities.adds_bos)
-        return dataclasses.replace(self, found=abilities, render=render)
+        return dataclasses.replace(self, abilities=abilities, render=render)
 
     def route(self, messages: Messages, words: Sequence[str] = ()) -> Route:
         """How a chat is sent; `words`: what its reply is one of."""
-        return prompt_forms.route(messages, self.found.form, self.render, self.options.extra_fields(), words)
+        return prompt_forms.route(messages, self.abilities.form, self.render, self.options.extra_fields(), words)
 
     def reply_fields(self, sampling: Sampling, stop: Sequence[str] = ()) -> dict[str, Any]:
         """The fields of a request for replies, but for the chat; `extra` adds to them and replaces them. What is not

@@ -85,16 +85,13 @@ class Checkpoints:
         manager.save(int(step), args=items, force=True)
 
     def restore(self, template: Any, step: int | None = None, of_run: str = "") -> tuple[int, Any, dict[str, Any]]:
-        """The newest good checkpoint, or that of `step`.
+        """The newest good checkpoint, or that of `step`: (step, tree, metadata).
 
         Without `step`, one that is damaged or does not fit is refused with a warning and the one before it is used.
 
         Args:
           template: a tree with the structure, shapes, dtypes and places wanted (arrays or `jax.ShapeDtypeStruct`s).
           of_run: refuse a checkpoint whose metadata name another "run"; "" takes any.
-
-        Returns:
-          (step, tree, metadata).
 
         Raises:
           FileNotFoundError: there is no checkpoint (of this step).
@@ -139,8 +136,8 @@ class Checkpoints:
             raise
 
     def _disk_full(self) -> OSError:
-        kept = f"checkpoint {self.latest_step()} is kept" if self.steps() else "there is no checkpoint yet"
-        return OSError(f"disk full at {self.folder}; {kept}; free space, then continue with --resume")
+        latest = f"checkpoint {self.latest_step()} is kept" if self.steps() else "there is no checkpoint yet"
+        return OSError(f"disk full at {self.folder}; {latest}; free space, then continue with --resume")
 
     def _writer(self, step: int) -> Any:
         """Orbax's manager, over a folder without checkpoints of this step or later ones."""
@@ -155,21 +152,20 @@ class Checkpoints:
             for remains in self.folder.glob(f"*{_REMAINS}*"):  # also of a save that was killed
                 shutil.rmtree(remains, ignore_errors=True)
         multihost.wait()  # now all find the same
-        if (self.folder / str(step)).exists():
-            raise OSError(f"{self.folder / str(step)} is not a checkpoint but has the name of one; move it away")
-        ocp = _orbax()
-        options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, step_name_format=_names())
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        if (path := self.folder / str(step)).exists():
+            raise OSError(f"{path} is not a checkpoint but has the name of one; move it away")
+        options = _orbax().CheckpointManagerOptions(max_to_keep=self.keep, step_name_format=_names())
+        self._manager = _orbax().CheckpointManager(self.folder, options=options)
         multihost.wait()  # none writes before all have looked
         return self._manager
 
     def _restore(self, template, step, name, whole, of_run=""):
         self.wait()
-        there = multihost.from_first(self.steps)
-        candidates = there[::-1] if step is None else [step]
-        if not candidates or (step is not None and step not in there):
-            which = "no checkpoint" if step is None else f"no checkpoint {step}"
-            raise FileNotFoundError(f"{self.folder} holds {which}; it holds {there or 'none'}")
+        steps = multihost.from_first(self.steps)
+        candidates = steps[::-1] if step is None else [step]
+        if not candidates or candidates[0] not in steps:
+            missing = "no checkpoint" if step is None else f"no checkpoint {step}"
+            raise FileNotFoundError(f"{self.folder} holds {missing}; it holds {steps or 'none'}")
         refused = []
         for candidate in candidates:
             try:
@@ -187,21 +183,21 @@ class _Refused(Exception):
 
 def _in_all(make: Callable[[], T]) -> T:
     """What `make` returns. Where it refuses in one of several processes, all do."""
-    made, problem = None, ""
+    result, problem = None, ""
     try:
-        made = make()
+        result = make()
     except _Refused as error:
         problem = str(error)
     if refused := next(filter(None, multihost.every(problem)), ""):
         raise _Refused(refused)
-    return made
+    return result
 
 
 def _is_checkpoint(path: pathlib.Path) -> bool:
     """Whether this is the folder of a finished checkpoint, as far as its name and its contents' names say."""
     if not path.is_dir() or not path.name.isdecimal() or path.name != str(int(path.name)):
         return False
-    contents = {one.name for one in path.iterdir()}
+    contents = {child.name for child in path.iterdir()}
     return not contents or bool(contents & _CONTENTS)
 
 
@@ -210,11 +206,11 @@ def _names() -> Any:
     """Orbax's names of checkpoints, other people's folders passed over: it deletes old checkpoints."""
     names = _orbax().path.step.standard_name_format()
 
-    class Ours(type(names)):
+    class CheckpointNames(type(names)):
         def find_all(self, base_path):
-            return (path for path in super().find_all(base_path) if _is_checkpoint(pathlib.Path(path.path)))
+            return (step for step in super().find_all(base_path) if _is_checkpoint(pathlib.Path(step.path)))
 
-    return Ours()
+    return CheckpointNames()
 
 
 @functools.cache
@@ -235,11 +231,9 @@ def _orbax() -> ModuleType:
 
 def _flatten(tree: Any, part: str = "") -> dict[str, Any]:
     """Leaves by dotted path below `part`, such as "lora.layers.q.a"."""
-    leaves = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        leaves[".".join(filter(None, (part, name))) or "tree"] = leaf
-    return leaves
+    keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    leaves = jax.tree.leaves_with_path(tree)
+    return {".".join(filter(None, (part, keystr(path)))) or "tree": leaf for path, leaf in leaves}
 
 
 def _host(name: str, leaf: Any) -> Any:
@@ -321,31 +315,28 @@ def _differs_in_crc(array: Any, stored: dict[str, Any]) -> bool:
 
 
 def _check_same(stored: dict, template: dict, name: str, whole: bool) -> None:
-    mine = {key for key in stored if whole or key == name or key.startswith(f"{name}.")}
-    if not mine:
+    compared = {key for key in stored if whole or key == name or key.startswith(f"{name}.")}
+    if not compared:
         parts = sorted({key.partition(".")[0] for key in stored})
         raise ValueError(f"the checkpoint has no part {name!r}; its parts are {', '.join(parts)}")
     for key, leaf in template.items():
         if key not in stored:
             raise _Refused(f"it has no leaf {key}: it belongs to another model or optimizer")
-        stored_type = (tuple(stored[key]["shape"]), stored[key]["dtype"])
-        type_here = (np.shape(leaf), str(getattr(leaf, "dtype", None) or np.asarray(leaf).dtype))
+        stored_type = f"{stored[key]['dtype']}{list(stored[key]['shape'])}"
+        type_here = f"{getattr(leaf, 'dtype', None) or np.asarray(leaf).dtype}{list(np.shape(leaf))}"
         if stored_type != type_here:
-            raise _Refused(
-                f"leaf {key} is {stored_type[1]}{list(stored_type[0])} in it and {type_here[1]}{list(type_here[0])} "
-                "here: it belongs to another model or optimizer"
-            )
-    for key in stored:
-        if key in mine and key not in template:
-            raise _Refused(f"its leaf {key} has no place here: it belongs to another model or optimizer")
+            types = f"{stored_type} in it and {type_here} here"
+            raise _Refused(f"leaf {key} is {types}: it belongs to another model or optimizer")
+    if surplus := sorted(compared - template.keys()):
+        raise _Refused(f"its leaf {surplus[0]} has no place here: it belongs to another model or optimizer")
 
 
 def _place(leaf: Any) -> Any:
     """Where Orbax puts a leaf: on the template's devices, or on the host."""
-    ocp = _orbax()
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return ocp.ArrayRestoreArgs(sharding=leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
-    return ocp.RestoreArgs(restore_type=np.ndarray)
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return _orbax().RestoreArgs(restore_type=np.ndarray)
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return _orbax().ArrayRestoreArgs(sharding=sharding)
 
 
 def _as_template(value: Any, leaf: Any) -> Any:

@@ -10,9 +10,9 @@ GREEDY = Sampling(max_tokens=20, temperature=0.0)
 HOT = Sampling(max_tokens=20, temperature=1.0)
 
 
-def model(server, name="m", usage=None, cache=None, render=None, found=None, **options):
+def model(server, name="m", usage=None, cache=None, render=None, abilities=None, **options):
     options = EndpointOptions(**{"base_url": server.url, "max_retries": 3, "timeout": 20.0, **options})
-    return EndpointModel(options, name, usage or Usage(), cache, render, found=found)
+    return EndpointModel(options, name, usage or Usage(), cache, render, abilities=abilities)
 
 
 def nowhere(**options):

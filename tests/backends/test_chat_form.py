@@ -102,7 +102,7 @@ def test_one_failure_in_passing_changes_nothing():
 )
 def test_the_text_that_was_sent_is_never_part_of_the_reply(form, returns, sent, says, text):
     with Server(behaviour=talks(always, says, returns)) as server:
-        (reply,) = model(server, found=Abilities(form)).complete([Chat.of("goal", continued=sent)], GREEDY, "r")
+        (reply,) = model(server, abilities=Abilities(form)).complete([Chat.of("goal", continued=sent)], GREEDY, "r")
         (request,) = server.requests
     assert reply.text == text
     assert request.body["messages"][-1]["content"] == sent

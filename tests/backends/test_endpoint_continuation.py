@@ -222,7 +222,7 @@ def test_words_judged_by_the_likeliest_tokens_have_the_models_probabilities(give
         options = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer=given, max_retries=1)
         ask = models.large_model("endpoint", {}, tmp_path, Usage(), options)
         ask = models.prepared(ask, words=True, texts=False, instead="")
-        assert ask.model.found == Abilities(prompt_forms.TEXT if given else prompt_forms.CONTINUED, top=3)
+        assert ask.model.abilities == Abilities(prompt_forms.TEXT if given else prompt_forms.CONTINUED, top=3)
         rows = ask.score([chat], [[" GOOD", " BAD"]], "critic")
         wanted = local.score([chat], [[" GOOD", " BAD"]], "critic") if given else rows
         (drawn,) = ask.complete([chat], HOT, "policy", 1)

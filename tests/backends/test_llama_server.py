@@ -66,7 +66,9 @@ def test_messages_are_continued_and_come_back_without_the_text_sent(server, tmp_
         chat = Chat.of("Go on.", continued=text)
         (as_chat,) = ask.complete([chat], GREEDY, "r")
         assert as_chat.text and not as_chat.text.startswith(text)
-        drawn = dataclasses.replace(ask, found=Abilities(prompt_forms.CONTINUED, top=20)).complete([chat], HOT, "r")[0]
+        drawn = dataclasses.replace(ask, abilities=Abilities(prompt_forms.CONTINUED, top=20)).complete(
+            [chat], HOT, "r"
+        )[0]
         assert 0 < len(drawn.log_probs) <= HOT.max_tokens and max(drawn.log_probs) <= 0
 
 

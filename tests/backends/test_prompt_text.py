@@ -94,7 +94,7 @@ def test_a_server_that_counts_no_tokens_does_as_the_file_says(file_adds, tmp_pat
     with Server(behaviour=behaviour) as server:
         ask = prepared(path, server.url, tmp_path)
         ask.complete([OPEN], GREEDY, "r")
-    assert behaviour.begins == 1 and ask.found.adds_bos is None
+    assert behaviour.begins == 1 and ask.abilities.adds_bos is None
 
 
 def test_the_user_may_tell_a_server_to_add_none(tmp_path):

@@ -135,7 +135,7 @@ def test_why_a_reply_ended(reason, wanted, as_text, tmp_path):
 
     with Server(behaviour=lambda request: s.says(ends)) as server:
         form = {"render": render} if as_text else {}
-        ask = model(server, cache=cache, max_retries=1, found=None, **form)
+        ask = model(server, cache=cache, max_retries=1, abilities=None, **form)
         chat = [Chat.of("question 0", continued="so" if as_text else "")]
         if wanted == "asked again":
             with pytest.raises(EndpointError, match="failed 2 times.*finish_reason"):

@@ -121,7 +121,7 @@ def render(messages):
 @pytest.mark.parametrize("form", prompt_forms.FORMS)
 def test_both_words_are_read_from_one_request_in_each_form(form, tmp_path):
     with Server(behaviour=lambda request: lists(TOP)) as server:
-        ask = model(server, cache=DiskCache(tmp_path), render=render, found=Abilities(form, top=3))
+        ask = model(server, cache=DiskCache(tmp_path), render=render, abilities=Abilities(form, top=3))
         ask = Metered(ask, ask.usage)
         first, again = (ask.score([OPEN, OPEN], [[" GOOD", " BAD"]] * 2, "critic") for _ in range(2))
         (request,) = server.requests
@@ -169,9 +169,9 @@ def test_what_a_server_can_do_is_found_out_once_and_said(server_is, form, top, t
     with Server(behaviour=capable(**server_is)) as server:
         text = {"render": render} if form == prompt_forms.TEXT else {}
         ask = model(server, cache=DiskCache(tmp_path), **text)
-        found = [models.prepared(ask, True, False, "").found for _ in range(2)]
+        abilities = [models.prepared(ask, True, False, "").abilities for _ in range(2)]
         sent = len(server.requests)
-        assert sent <= 4 and found == [Abilities(form, top=top)] * 2
+        assert sent <= 4 and abilities == [Abilities(form, top=top)] * 2
         with pytest.raises(LanguageModelError, match="does not score texts"):
             models.prepared(ask, True, True, "choose other methods")
     said = capsys.readouterr().out
@@ -183,8 +183,8 @@ def test_a_probe_that_breaks_off_is_sent_again(tmp_path):
     able = capable()
     first = lambda request: broken if request.number in (0, 2) else able(request)
     with Server(behaviour=first) as server:
-        found = models.prepared(model(server, cache=DiskCache(tmp_path)), True, False, "").found
-    assert (found.form, found.top) == (prompt_forms.CONTINUED, 3)
+        abilities = models.prepared(model(server, cache=DiskCache(tmp_path)), True, False, "").abilities
+    assert (abilities.form, abilities.top) == (prompt_forms.CONTINUED, 3)
     with Server(behaviour=lambda request: broken) as server:
         with pytest.raises(LanguageModelError, match='failed 4 times.*not whole: {"finish_reason": "error"}'):
             models.prepared(model(server), True, False, "")
@@ -192,14 +192,14 @@ def test_a_probe_that_breaks_off_is_sent_again(tmp_path):
 
 def test_without_top_logprobs_only_the_form_is_used():
     with Server(behaviour=capable(top=0, continues=False)) as server:
-        assert models.prepared(model(server), False, False, "").found == Abilities(prompt_forms.ASKED)
+        assert models.prepared(model(server), False, False, "").abilities == Abilities(prompt_forms.ASKED)
         with pytest.raises(LanguageModelError, match="lists no likeliest tokens.*or choose --critic direct"):
             models.prepared(model(server), True, False, "choose --critic direct")
 
 
 def test_an_asked_line_comes_without_its_label():
     with Server(behaviour=s.writes("Action: turn left\nObservation: x")) as server:
-        ask = model(server, found=Abilities(prompt_forms.ASKED))
+        ask = model(server, abilities=Abilities(prompt_forms.ASKED))
         (reply,) = ask.complete([Chat.of("goal", continued="Observation: a wall\nAction:")], GREEDY, "r", stop=["\n"])
         (request,) = server.requests
     assert reply.text == " turn left" and reply.log_probs == ()
@@ -212,7 +212,7 @@ DRAWN = [("Action", -7.0), (":", -7.0), (" turn", -1.0), (" left", -0.5), ("\n",
 def test_drawn_candidates_have_the_probabilities_of_their_own_tokens(tmp_path):
     drawn = lists(TOP, "Action: turn left\nObs", DRAWN)
     with Server(behaviour=lambda request: drawn) as server:
-        ask = model(server, cache=DiskCache(tmp_path), found=Abilities(prompt_forms.CONTINUED, top=3))
+        ask = model(server, cache=DiskCache(tmp_path), abilities=Abilities(prompt_forms.CONTINUED, top=3))
         for _ in range(2):  # from the server, then from the cache
             replies = ask.complete([Chat.of("goal", continued="Action:")] * 3, HOT, "policy", stop=["\n"])
             assert [reply.log_probs for reply in replies] == [(-1.0, -0.5)] * 3 and replies[0].text == " turn left"
@@ -248,7 +248,7 @@ def test_a_judgement_that_a_filter_stops_makes_no_difference_and_is_met_once(nam
     cache = DiskCache(tmp_path)
     with Server(behaviour=lambda request: FILTERED[name]) as server:
         for _ in range(2):
-            ask = model(server, cache=cache, found=Abilities(prompt_forms.ASKED, top=3))
+            ask = model(server, cache=cache, abilities=Abilities(prompt_forms.ASKED, top=3))
             ((good, bad),) = ask.score([OPEN], [[" GOOD", " BAD"]], "critic")
             assert good == bad and good.bounded
             assert len(server.requests) == (4 if "no reason" in name else 1)
@@ -259,14 +259,14 @@ def test_a_judgement_with_a_text_and_no_log_probabilities_is_an_error():
         Server(behaviour=lambda request: judged("GOOD")) as server,
         pytest.raises(LanguageModelError, match="logprobs"),
     ):
-        model(server, found=Abilities(prompt_forms.ASKED, top=3)).score([OPEN], [[" GOOD", " BAD"]], "critic")
+        model(server, abilities=Abilities(prompt_forms.ASKED, top=3)).score([OPEN], [[" GOOD", " BAD"]], "critic")
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, -math.inf, "-inf", -9999.0, -3.4e38])
 @pytest.mark.parametrize("form", [prompt_forms.ASKED, prompt_forms.TEXT])
 def test_an_unlikely_word_has_a_finite_q_that_is_counted(missing, form):
     with Server(behaviour=lambda request: lists([(" GOOD", -0.5), (" BAD", missing)])) as server:
-        ask = model(server, found=Abilities(form, top=2), render=render)
+        ask = model(server, abilities=Abilities(form, top=2), render=render)
         for alpha in (0.5, 1e-30):
             caller = Caller(ask, Dialogue.of("rules"), PlanningConfig(), 0)
             ((q, *words),) = lac.critic(caller, [OPEN], lac.LACConfig())
@@ -298,7 +298,7 @@ def test_a_model_that_gives_no_log_probabilities_is_refused(number):
 def test_a_drawn_token_without_a_number_is_unlikely_and_counted(missing):
     drawn = lists(TOP, "Action: turn left\nObs", [*DRAWN[:2], (" turn", missing), *DRAWN[3:]])
     with Server(behaviour=lambda request: drawn) as server:
-        ask = model(server, found=Abilities(prompt_forms.CONTINUED, top=3))
+        ask = model(server, abilities=Abilities(prompt_forms.CONTINUED, top=3))
         caller = Caller(ask, Dialogue.of("rules"), PlanningConfig(draws=3), 0)
         (found,) = imagine.propose(caller, [History("goal", "a wall")], ["turn left", "turn right"])
     assert found.log_prior == (LEAST - 0.5,) and caller.problems["policy/" + imagine.UNLIKELY] == 3

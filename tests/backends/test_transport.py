@@ -172,7 +172,7 @@ def test_a_refusal_is_final_and_stops_the_batch(code, advice):
 )
 def test_what_helps_is_said_at_once(behaviour, advice):
     with Server(behaviour=lambda request: behaviour) as server:
-        ask = model(server, found=Abilities(CONTINUED, top=5))
+        ask = model(server, abilities=Abilities(CONTINUED, top=5))
         with pytest.raises(EndpointError, match=advice):
             ask.complete(chats(1), HOT, "policy")
         assert len(server.requests) <= 2 and not ask.known.refused

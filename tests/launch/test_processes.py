@@ -43,8 +43,12 @@ OTHERS = {
 }  # fmt: skip
 
 
+# Programs run a few times only here: compiling them faster is worth more than their speed.
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
 def start(run_dir, devices, *more, script="train_ms_grpo", options=TINY):
-    flags = os.environ.get("XLA_FLAGS", "")
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}"
     if "--process_id" not in str(more):  # nobody is lost: patience on a busy machine
         flags += " --xla_cpu_collective_call_terminate_timeout_seconds=300"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
