@@ -44,7 +44,7 @@ picture: demo  ## README's moving picture: the demo's episodes before and after.
 	$(BIN)/python docs/make_demo.py runs/demo
 
 SEEDS := 0 1 2 3 4
-curve: install  ## The demo under five seeds: README's picture and number. Five times as long; what is done is not repeated.
+curve: install  ## The demo under five seeds: ms_grpo.md's curve, README's number. Five times as long; what is done is not repeated.
 	for seed in $(SEEDS); do run=runs/curve/$$seed; how="--model nano --game frozen_lake --preset demo --seed $$seed"; \
 	  test ! -f $$run/config.json || how=--resume; \
 	  test -f $$run/report.html || $(RUN) -m nlrl_jax.launch.train_ms_grpo $$how --run_dir $$run || exit 1; done

@@ -40,8 +40,11 @@ def modules() -> dict[str, ast.Module]:
     paths = [
         path for top in ("nlrl_jax", "envs", "launch", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))
     ]
-    dotted = lambda path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    return {dotted(path): ast.parse(path.read_text()) for path in paths}
+    trees = {}
+    for path in paths:
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        trees[name] = ast.parse(path.read_text())
+    return trees
 
 
 def room(module: str) -> str:
@@ -51,32 +54,38 @@ def room(module: str) -> str:
 
 def uses(tree: ast.Module, known: dict[str, ast.Module]) -> set[tuple[str, str]]:
     """(module, name) of what a module imports from others, or reads as `module.name`."""
-    called, found = {}, set()
+    modules_by_alias, names = {}, set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            for one in node.names:
-                if f"{node.module}.{one.name}" in known:
-                    called[one.asname or one.name] = f"{node.module}.{one.name}"
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" in known:
+                    modules_by_alias[alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 else:
-                    found.add((node.module, one.name))
+                    names.add((node.module, alias.name))
         elif isinstance(node, ast.Import):
-            called |= {one.asname: one.name for one in node.names if one.asname}
+            modules_by_alias |= {alias.asname: alias.name for alias in node.names if alias.asname}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in called:
-            found.add((called[node.value.id], node.attr))
-    return found
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules_by_alias:
+            names.add((modules_by_alias[node.value.id], node.attr))
+    return names
 
 
 def public(known: dict[str, ast.Module]) -> dict[str, list[ast.FunctionDef | ast.ClassDef]]:
     """The listed names of each module, in the order of the file."""
-    place = lambda module: room(module) if room(module) in ENGINES else module
-    used = {one for module, tree in known.items() for one in uses(tree, known) if place(one[0]) != place(module)}
-    defines = lambda node: isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-    return {
-        module: [node for node in tree.body if defines(node) and (module, node.name) in used]
-        for module, tree in known.items()
-        if module.startswith("nlrl_jax.") and room(module) in ROOMS
-    }
+
+    def unit(module: str) -> str:
+        """An engine room is used as a whole; elsewhere each module by itself."""
+        return room(module) if room(module) in ENGINES else module
+
+    used = set()
+    for user, tree in known.items():
+        used |= {(module, name) for module, name in uses(tree, known) if unit(module) != unit(user)}
+    listed = {}
+    for module, tree in known.items():
+        if module.startswith("nlrl_jax.") and room(module) in ROOMS:
+            nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+            listed[module] = [node for node in nodes if node.name[0] != "_" and (module, node.name) in used]
+    return listed
 
 
 def sentence(node: ast.Module | ast.FunctionDef | ast.ClassDef) -> str:
@@ -89,7 +98,7 @@ def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
     """`name(parameters)` of a function, cut where it is long; the name of a class."""
     if isinstance(node, ast.ClassDef):
         return node.name
-    names = [one.arg for one in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
+    names = [argument.arg for argument in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
     while len(f"{node.name}({', '.join(names)})") > WIDTH:
         names = [*names[: -2 if names[-1] == "..." else -1], "..."]
     return f"{node.name}({', '.join(names)})"

@@ -1,4 +1,4 @@
-"""README's picture and number of MS-GRPO, from runs of the demo under several seeds: `make curve`.
+"""The learning curve of MS-GRPO and README's number, from runs of the demo under several seeds: `make curve`.
 
 python docs/make_curve.py runs/curve/0 runs/curve/1 ...
 """
@@ -14,10 +14,11 @@ PICTURE = pathlib.Path(__file__).with_name("learning_curve.png")
 
 
 def main(run_dirs: list[str]) -> None:
-    found = [results.read(pathlib.Path(run_dir)) for run_dir in run_dirs]
-    before, after = ([one[when]["success"] for one in found] for when in ("before", "after"))
+    runs = [results.read(pathlib.Path(run_dir)) for run_dir in run_dirs]
+    before = [run["before"]["success"] for run in runs]
+    after = [run["after"]["success"] for run in runs]
     learning_curve(run_dirs, ["success", "eval/success"], PICTURE, before={"eval/success": sum(before) / len(before)})
-    print(f"greedy success: {sum(before) / len(before):.3f} -> {estimate(after).text('.3f')} ({len(found)} seeds)")
+    print(f"greedy success: {sum(before) / len(before):.3f} -> {estimate(after).text('.3f')} ({len(runs)} seeds)")
     print(f"picture: {PICTURE}")
 
 
