@@ -26,7 +26,8 @@ from benchmarks.timing import parser_of
 from nlrl_jax import envs
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
@@ -73,7 +74,7 @@ def play(game, name: str, cell: tuple[str, float, float], tasks) -> dict:
     prompts = PromptConfig(prompt="compact", examples=0)
     dialogue = dialogue_of(METHODS[method], game, prompts, "expert", None, 0)
     lats = LATSConfig(iterations=LATS_ITERATIONS)
-    setting = Setting(Metered(model, usage), usage, game, lats=lats, parallel=120)
+    setting = Setting(metered(model, usage), usage, game, lats=lats, parallel=120)
     played = run_method(setting, method, METHODS[method], dialogue, tasks)
     episodes = [{key: episode[key] for key in ("task", "success", "moves", "reward")} for episode in played["episodes"]]
     return {"episodes": episodes, "seconds": time.perf_counter() - start, "calls": played["calls"]}

@@ -31,10 +31,11 @@ from benchmarks.timing import in_turns, medians, parser_of, print_head, print_ro
 from nlrl_jax import envs
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.score import score
-from nlrl_jax.run import models
+from nlrl_jax.run import local_models
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.lac.dials import COMPACT
@@ -108,7 +109,7 @@ def ours_score(local, chats):
 
 def backend(args):
     """Prints the table of the local backend beside the naive way."""
-    local, n = models.local_model(args.model or "nano", chat=False, rows=args.rows), args.chats
+    local, n = local_models.local_model(args.model or "nano", chat=False, rows=args.rows), args.chats
     # The nano model's own replies, as they are: short and long ones.
     drawn = Sampling(args.max_tokens or 60, 1.0)
     jobs = {
@@ -143,13 +144,13 @@ def backend(args):
 def lac(args):
     """Prints how long LAC takes with the key/value cache and without; each repeat begins with an empty cache."""
     name, game, method = args.model or "nano_babyai", envs.make_host("babyai", max_steps=args.steps), METHODS["lac"]
-    local = models.local_model(name, chat=False, rows=args.rows)
+    local = local_models.local_model(name, chat=False, rows=args.rows)
     dialogue = dialogue_of(method, game, PromptConfig(), name, local.tokenizer, local.model.config.max_positions)
     tasks = tasks_of(game, ("go to",), args.games, seed=0)
 
     def play(cache_mb):
         model, usage = dataclasses.replace(local, cache_mb=cache_mb), Usage()
-        setting = Setting(Metered(model, usage), usage, game, COMPACT, parallel=args.games)
+        setting = Setting(metered(model, usage), usage, game, COMPACT, parallel=args.games)
         played = run_method(setting, "lac", method, dialogue, tasks)
         return played["seconds"], [one["steps"] for one in played["episodes"]]
 

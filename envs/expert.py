@@ -34,7 +34,20 @@ from typing import NamedTuple
 from nlrl_jax.config import OptionError, assignments, check, option
 from nlrl_jax.envs.expert_states import Place, States, rng_of, steps_of
 from nlrl_jax.roles.dialogues import BAD, GOOD, PROBABILITY, UNKNOWN, VERDICT, History
-from nlrl_jax.types import Chat, HostGame, Outcome, Reply, Sampling, Score, check_stop, cut
+from nlrl_jax.types import (
+    Answer,
+    Chat,
+    Facts,
+    HostGame,
+    LanguageModel,
+    Outcome,
+    Reply,
+    Request,
+    Sampling,
+    Score,
+    answer_batches,
+    cut,
+)
 
 _LEAST = 1e-4  # of a probability, so that a rate of 1 has a finite log-odds
 _UNLIKELY = 1e-6  # probability of an action that the model does not think of
@@ -117,7 +130,7 @@ class _Step(NamedTuple):
     after: Place
 
 
-class Expert:
+class Expert(LanguageModel):
     """The language model; see the module. Threads may share it.
 
     Args:
@@ -125,7 +138,7 @@ class Expert:
       rates: how often it is right.
     """
 
-    can_score = True
+    facts = Facts(scores_texts=True, scores_words=True)
 
     def __init__(self, game: HostGame, rates: Rates = Rates()):
         if not game.expert:
@@ -133,11 +146,14 @@ class Expert:
         self.states, self.rates = States(game, rates.world), rates
         self._lock = threading.RLock()
 
-    def complete(
-        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    def answer(self, requests: Sequence[Request]) -> list[Answer]:
+        """See `types.LanguageModel`. Only actions are drawn at a temperature; all else is the same at any. Of two words
+        to score after "This step is" the first one is the positive one."""
+        return answer_batches(requests, self._complete, self._score)
+
+    def _complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int, stop: Sequence[str]
     ) -> list[Reply]:
-        """See `types.LanguageModel`. Only actions are drawn at a temperature; all else is the same at any."""
-        check_stop(stop)
         with self._lock:
             places, replies = self.states.find([chat.context["history"] for chat in chats]), []
             asked = [_Question.of(chat) for chat in chats]
@@ -148,8 +164,7 @@ class Expert:
                 replies.append(cut(Reply(f" {text}", _tokens(chat), _length(text)), stop))
         return replies
 
-    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
-        """See `types.LanguageModel`. Of two words after "This step is" the first one is the positive one."""
+    def _score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         with self._lock:
             places = self.states.find([chat.context["history"] for chat in chats])
             asked = [_Question.of(chat) for chat in chats]

@@ -28,7 +28,7 @@ from nlrl_jax.envs.maze import rule_based as maze_scripts
 from nlrl_jax.envs.tic_tac_toe import prompts as tic_tac_toe_prompts
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import Viewer
-from nlrl_jax.run import app, models, players
+from nlrl_jax.run import app, endpoints, local_models, models, players
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_config
 from nlrl_jax.run.transcript import printable
@@ -56,7 +56,7 @@ class AnnotateConfig:
     position: str = option("", "rows from the top with / between them; for a maze: row, column")
     player: str = option("", "whose turn it is; by default the first player's")
     max_tokens: int = option(512, "maximum tokens per evaluation, without --run_dir", least=1)
-    endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
+    endpoint: endpoints.Endpoint = part(endpoints.Endpoint(), without=("endpoint_tokenizer",))
 
     def __post_init__(self):
         check(self)
@@ -132,7 +132,7 @@ def trained(run_dir: pathlib.Path) -> tuple[str, Annotator]:
     game, folder = TRAINED[run["script"]], run_dir
     if game == "tic_tac_toe":
         folder = run_dir / ("random" if run["opponent"] == "both" else run["opponent"]) / "actor-critic"
-    base = models.trainable_model(
+    base = local_models.trainable_model(
         run["model"], run["dtype"], run["train"], run["seed"], templates=players.templates_of(run)
     )
     checkpoints = Checkpoints(folder / "checkpoints")
@@ -153,7 +153,7 @@ def untrained(config: AnnotateConfig) -> Annotator:
         raise ValueError(f"no rules annotate {game}; give a --run_dir or another --model")
     if name == "endpoint":
         models.check_large_model(name, config.endpoint, config.max_tokens)
-    models.check_templates(config.templates, name)
+    local_models.check_templates(config.templates, name)
     folder = pathlib.Path("runs/annotate")  # an endpoint's replies
     model = models.large_model(name, SCRIPTS[game], folder, Usage(), config.endpoint, templates=config.templates)
     style = "paper" if name == "scripted" else players.prompt_for(name, "auto")
@@ -165,12 +165,12 @@ def main(argv: list[str]) -> None:
     config = config_flags.parse(AnnotateConfig)
     if config.run_dir:
         why = "with --run_dir, whose run has its own"
-        config_flags.leave_out(why, "model", "max_tokens", "template", "date", *models.ENDPOINT)
+        config_flags.leave_out(why, "model", "max_tokens", "template", "date", *endpoints.ENDPOINT)
         game, annotator = trained(pathlib.Path(config.run_dir))
         if config.game and config.game != game:
             raise ValueError(f"the run in {config.run_dir} is of {game}, not of {config.game}")
     else:
-        models.check_endpoint_is_used(config.model)
+        endpoints.check_endpoint_is_used(config.model)
         game, annotator = config.game, untrained(config)
     if not config.position:
         raise ValueError("say which position: --position, rows from the top with / between them")

@@ -42,7 +42,7 @@ from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import BAD, GOOD
-from nlrl_jax.run import adapter_training, app, loop, models, players, plots, processes, results, trajectories
+from nlrl_jax.run import adapter_training, app, local_models, loop, players, plots, processes, results, trajectories
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.host_games.prompts import PromptConfig, check_words, context_within, dialogue_of, write_form
 from nlrl_jax.run.lac.finetuning import Lessons, count, describe
@@ -192,7 +192,7 @@ def main(argv: list[str]) -> None:
     judge, lines = lessons.judged_by(others)
 
     mesh = players.parse_mesh(config.mesh)
-    base = models.local_model(
+    base = local_models.local_model(
         config.model, config.dtype, config.lora, chat=False, mesh=mesh, templates=config.templates, cache_mb=CACHE_MB
     )
     examples = lessons.examples(tokenizer, config.rows == "episodes", base)

@@ -38,13 +38,14 @@ from nlrl_jax.algorithms.lac_iteration import LessonConfig
 from nlrl_jax.algorithms.planners.methods import METHODS, Method, parse
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import check, flat, option, part, replace
 from nlrl_jax.files import write_json
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.run import app, limits, models, players, results
+from nlrl_jax.run import app, limits, local_models, players, results
 from nlrl_jax.run.host_games.prompts import PromptConfig, check_words, context_of, dialogue_of, write_form
 from nlrl_jax.run.host_games.tasks import RESERVED, Task, distinct, hold_out, kinds_of, not_held_out, tasks_of
 from nlrl_jax.run.host_games.threads import jobs_for, rows_at_once
@@ -184,7 +185,7 @@ class Loop:
         self.config, self.run_dir, self.usage = config, run_dir, Usage(run_dir)
         self.game, self.evaluated, self.kinds = games_of(config)
         self.held_out, self.fresh = tasks_for(config, self.game, self.evaluated, self.kinds)
-        self.base = models.local_model(
+        self.base = local_models.local_model(
             config.model,
             lora=LORA,
             chat=False,
@@ -230,7 +231,7 @@ class Loop:
 
     def play(self, name, method: Method, dialogue, model, game, tasks, seed) -> dict[str, Any]:
         """Episodes, from disk if they are there; see `episodes.run_method`."""
-        setting = dataclasses.replace(self.setting, model=Metered(model, self.usage), game=game, seed=seed)
+        setting = dataclasses.replace(self.setting, model=metered(model, self.usage), game=game, seed=seed)
         run = lambda _: run_method(setting, name, method, dialogue, tasks)
         return finished_methods(self.run_dir, [name], run)[name]
 

@@ -37,7 +37,7 @@ from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.config import flat
 from nlrl_jax.files import write_atomically
 from nlrl_jax.rollouts.control import Trajectories
-from nlrl_jax.run import app, limits, models
+from nlrl_jax.run import app, endpoints, limits, local_models, models
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.report import markdown
@@ -102,7 +102,7 @@ def parse_config() -> RunConfig:
     for name in config_flags.given(RunConfig):
         if name in ONLY_FOR and kind in (*envs.CONTROL_GAMES, OWN) and kind not in ONLY_FOR[name]:
             raise ValueError(f"--{name} does nothing for {kind}, only for {', '.join(ONLY_FOR[name])}; leave it out")
-    models.check_endpoint_is_used(config.analyst)
+    endpoints.check_endpoint_is_used(config.analyst)
     if config.base:
         config_flags.leave_out("with --base, whose agents are already trained", "base_iterations")
     return config
@@ -180,7 +180,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(plan(run))
         return
-    models.check_templates(config.templates, config.analyst)
+    local_models.check_templates(config.templates, config.analyst)
     if config.base and not resume:  # a resumed run has its copies
         for one in (run, *others):
             base_of(config.base, config.game, one.number, config.contact_forces)

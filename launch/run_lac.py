@@ -34,6 +34,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -44,12 +45,13 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import DTYPES, check, flat, option, part, replace
 from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
-from nlrl_jax.run import app, limits, models, players, results
+from nlrl_jax.run import app, endpoints, limits, local_models, models, players, results
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.host_games import prompts
@@ -101,7 +103,7 @@ class LACRunConfig:
         "expert: how often its action, its verdict and its imagined observation are right, as in "
         f"prior=0.6,critic=0.8; empty: {Rates()}",
     )
-    endpoint: models.Endpoint = part(models.Endpoint(base_url="http://localhost:8000/v1"))
+    endpoint: endpoints.Endpoint = part(endpoints.Endpoint(base_url="http://localhost:8000/v1"))
     templates: TemplateOptions = part(TemplateOptions(shared=True))
     methods: str = option(
         "",
@@ -181,7 +183,7 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[Task], ask: bo
     """
     if "lats" in methods.parse(config.methods):
         lats.check_game(game)
-    models.check_templates(config.templates, config.model, config.endpoint.endpoint_tokenizer)
+    local_models.check_templates(config.templates, config.model, config.endpoint.endpoint_tokenizer)
     if config.model == "expert":
         return
     needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
@@ -217,32 +219,28 @@ def run(
 ) -> dict[str, dict[str, Any]]:
     """All methods, those that are finished from disk. Returns {method: result}; see `episodes.run_method`."""
     names = methods.parse(config.methods)
+    policy = None
     if config.model == "expert":
-        model, policy = Metered(Expert(game, Rates.parse(config.expert)), usage), None
+        model = Expert(game, Rates.parse(config.expert))
     else:
         rows = rows_at_once(config.model)
         local = {"dtype": config.dtype, "cache_mb": config.cache_mb, "rows": rows, "templates": config.templates}
         local["chat"] = False
-        model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
-        policy = models.local_model(config.policy, **local) if config.policy else None
-    words = config.lac.critic != "direct" and any(METHODS[name].scores for name in names)
-    listed = config.lac.planning.origin == "list" and not config.policy
-    texts = "rap" in names or listed or words and " " in "".join(config.lac.pair())
-    instead = "--methods lac,react,icpi,rafa with --origin sample"
-    model = models.prepared(model, words, texts, f"choose {'' if texts else '--critic direct and '}{instead}")
-    name = config.endpoint.endpoint_tokenizer
-    tokenizer = prompts.tokenizer_of(model, load_tokenizer(name, templates=config.templates) if name else None)
+        needed = needed_scores(config, names)
+        model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, needed, **local)
+        policy = local_models.local_model(config.policy, **local) if config.policy else None
     room = prompts.context_of(model, config.prompts.context_tokens)
-    setting = setting_of(config, model, usage, game, run_dir)
+    setting = setting_of(config, metered(model, usage), usage, game, run_dir)
 
     def one(name: str) -> dict[str, Any]:
         clock, method = time.perf_counter(), METHODS[name]
-        dialogue = prompts.dialogue_of(method, game, config.prompts, config.model, tokenizer, room)
+        dialogue = prompts.dialogue_of(method, game, config.prompts, config.model, model.facts.tokenizer, room)
         own = setting
         if policy:
             read = prompts.context_of(policy, config.prompts.context_tokens)
             acting = prompts.dialogue_of(method, game, config.prompts, config.policy, policy.tokenizer, read)
-            own = dataclasses.replace(setting, model=Metered(prompts.acts_apart(model.model, policy, acting), usage))
+            apart = prompts.acts_apart(setting.model, metered(policy, usage), acting)
+            own = dataclasses.replace(setting, model=apart)
         result = run_method(own, name, method, dialogue, tasks)
         print(f"{method.title}: {tables.line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
         return result
@@ -251,6 +249,15 @@ def run(
         return finished_methods(run_dir, names, one)
     except LanguageModelError as error:
         raise ValueError(f"{error}\nfinished work is kept; --resume continues") from error
+
+
+def needed_scores(config: LACRunConfig, names: Sequence[str]) -> models.Scores:
+    """The log-probabilities that the methods `names` need of the model."""
+    words = config.lac.critic != "direct" and any(METHODS[name].scores for name in names)
+    listed = config.lac.planning.origin == "list" and not config.policy
+    texts = "rap" in names or listed or words and " " in "".join(config.lac.pair())
+    instead = "--methods lac,react,icpi,rafa with --origin sample"
+    return models.Scores(words, texts, f"choose {'' if texts else '--critic direct and '}{instead}")
 
 
 def setting_of(config: LACRunConfig, model, usage: Usage, game: HostGame, run_dir: pathlib.Path | None) -> Setting:
@@ -274,7 +281,7 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
         dialogue = prompts.dialogue_of(
             METHODS[name], game, config.prompts, config.model, None, config.prompts.context_tokens
         )
-        run_method(setting_of(config, model, model.usage, game, None), name, METHODS[name], dialogue, few)
+        run_method(setting_of(config, model, Usage(), game, None), name, METHODS[name], dialogue, few)
     budget = config.endpoint.token_budget if config.model == "endpoint" else 0
     each = -(-len(tasks) // len(few))  # tasks of a mission
     return (
@@ -298,7 +305,7 @@ def main(argv: list[str]) -> None:
     config = COMMAND.parse()
     game, tasks = make_game(config)
     config = complete(config, game)
-    models.check_endpoint_is_used(config.model)
+    endpoints.check_endpoint_is_used(config.model)
     if not set(lac.METHODS) & set(methods.parse(config.methods)):
         leave_out("without lac or a variant of it among --methods", *LAC_ALONE)
     if not {"lats", "lats_imagined"} & set(methods.parse(config.methods)):

@@ -37,6 +37,7 @@ from absl import flags
 
 from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import check, flat, listed, option, part, replace, seed_option
 from nlrl_jax.envs.maze import env as mazes
 from nlrl_jax.envs.maze.env import OBSERVATIONS
@@ -44,7 +45,7 @@ from nlrl_jax.envs.maze.prompts import MazeRoles
 from nlrl_jax.envs.maze.rule_based import SCRIPTS
 from nlrl_jax.files import write_json
 from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.run import app, models, results
+from nlrl_jax.run import app, endpoints, local_models, models, results
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import MetricsWriter
@@ -66,8 +67,8 @@ class GPIRunConfig:
 
     backend: str = option("scripted", f"the model of all roles: {', '.join(BACKENDS)}", choices=BACKENDS)
     model: str = option("nano", "local: nano, a Hugging Face folder or .gguf; endpoint: the server's name for it")
-    endpoint: models.Endpoint = part(
-        models.Endpoint(base_url="https://api.openai.com/v1"), without=("endpoint_model", "endpoint_tokenizer")
+    endpoint: endpoints.Endpoint = part(
+        endpoints.Endpoint(base_url="https://api.openai.com/v1"), without=("endpoint_model", "endpoint_tokenizer")
     )
     templates: TemplateOptions = part(TemplateOptions(shared=True))
     mazes: str = option("double_t,medium", "mazes, separated by commas")
@@ -97,7 +98,7 @@ class GPIRunConfig:
         return self.model if self.backend == "local" else self.backend
 
     @property
-    def server(self) -> models.Endpoint:
+    def server(self) -> endpoints.Endpoint:
         """The endpoint with its model."""
         return dataclasses.replace(self.endpoint, endpoint_model=self.model)
 
@@ -201,7 +202,7 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
       ValueError: the endpoint failed or the budget is spent; finished rows are kept.
     """
     name, server = config.model_name, config.server
-    model = models.large_model(name, SCRIPTS, run_dir, usage, server, templates=config.templates)
+    model = metered(models.large_model(name, SCRIPTS, run_dir, usage, server, templates=config.templates), usage)
     jobs = config.jobs()
     path = lambda maze, row: run_dir / "rows" / f"{maze}_{row.name}.json"
     (run_dir / "rows").mkdir(exist_ok=True)
@@ -264,13 +265,13 @@ def dry_run(config: GPIRunConfig) -> str:
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
-    models.check_endpoint_is_used(config.backend)
+    endpoints.check_endpoint_is_used(config.backend)
     if config.backend == "scripted":
         leave_out("with --backend scripted", "model")
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    models.check_templates(config.templates, config.model_name)
+    local_models.check_templates(config.templates, config.model_name)
     ask = not flags.FLAGS.resume
     models.check_large_model(config.model_name, config.server, config.sampling.max_tokens, ask=ask)
     run_dir, resume = COMMAND.open(config)

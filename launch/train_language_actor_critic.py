@@ -40,7 +40,7 @@ from nlrl_jax.launch import train_language_ppo
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import app, exchanges, loop, models, players, results
+from nlrl_jax.run import app, endpoints, exchanges, loop, models, players, results
 from nlrl_jax.run.directory import check_done
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
@@ -146,8 +146,8 @@ def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: U
     """The actor-critic against one opponent, with its models. Its page and checkpoints are in `run_dir`."""
     sft = dataclasses.replace(config.sft, seed=config.seed)
     policy_sft = dataclasses.replace(sft, learning_rate=config.policy_learning_rate)
-    learn = models.learner(sft)
-    fixed = setup(config, opponent, large, models.learner(policy_sft), learn)
+    learn = sft.learner(sft)
+    fixed = setup(config, opponent, large, sft.learner(policy_sft), learn)
     base, examples = config.models.own.load(sft.train, sft.seed), format_pairs(fixed, config.format_examples, sft.seed)
     return Trainer(
         fixed, opponent, base, sft.train, learn, *examples, config.average, config.eval_games, sft.seed, run_dir, usage,
@@ -232,7 +232,7 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
-    models.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
+    endpoints.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
     if config.models.aggregator != "scripted":
         leave_out(f"with --aggregator {config.models.aggregator}", "words")
     opponents = tuple(OPPONENTS) if config.opponent == "both" else (config.opponent,)

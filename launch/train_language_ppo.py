@@ -20,7 +20,7 @@ from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.envs.tic_tac_toe import prompts, rules
-from nlrl_jax.run import app, limits, loop, models
+from nlrl_jax.run import app, limits, local_models, loop
 from nlrl_jax.run.loop import Plan
 from nlrl_jax.run.nlrl.models import Learner
 from nlrl_jax.text.word_policy import MovePolicy
@@ -106,7 +106,7 @@ def parts_of(config: RunConfig, start: LocalModel, resume: bool) -> tuple[Callab
       start: the policy before its first iteration.
     """
     game, policy, key = game_of(config, config.opponent), policy_of(config, start), jax.random.key(config.seed)
-    state = models.on_device(init_state(start, config.learning, key))
+    state = local_models.on_device(init_state(start, config.learning, key))
     play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
 
     def evaluate(state: LanguagePPOState) -> dict[str, float]:

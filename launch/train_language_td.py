@@ -30,7 +30,7 @@ from absl import flags
 from nlrl_jax.algorithms import language_td, language_td_data, td_controls
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import TDDataConfig
-from nlrl_jax.algorithms.sft import SFTConfig
+from nlrl_jax.algorithms.sft import SFTConfig, learner
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, option, part, seed_option
@@ -38,7 +38,7 @@ from nlrl_jax.envs.breakthrough import prompts
 from nlrl_jax.envs.breakthrough import rule_based as scripts
 from nlrl_jax.envs.breakthrough.rules import board_game
 from nlrl_jax.roles.board_games import TDRoles, Viewer
-from nlrl_jax.run import app, models, players
+from nlrl_jax.run import app, endpoints, models, players
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.nlrl import language_td as language_td_run
 from nlrl_jax.run.nlrl.language_td import Sides, Trainer
@@ -131,7 +131,7 @@ def trainer_of(
     replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
     return Trainer(
         game=game, roles=roles, data=found, base=base, train=config.sft.train, large=large,
-        first_value=config.first_value(large), learn=models.learner(dataclasses.replace(config.sft, seed=config.seed)),
+        first_value=config.first_value(large), learn=learner(dataclasses.replace(config.sft, seed=config.seed)),
         learning=config.learning, restart=config.restart, seed=config.seed, thresholds=config.thresholds,
         format_pairs=[(chat, reply.text) for chat, reply in zip(chats, replies, strict=True)],
         run_dir=run_dir, usage=usage, draw=_grid,
@@ -223,7 +223,7 @@ def dry_run(config: RunConfig) -> str:
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
-    models.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
+    endpoints.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return

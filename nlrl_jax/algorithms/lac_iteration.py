@@ -28,7 +28,7 @@ import numpy as np
 
 from nlrl_jax.algorithms.imagine import POLICY
 from nlrl_jax.algorithms.lac import Decisions, LACConfig, lines_ahead
-from nlrl_jax.backends.by_role import ByRole
+from nlrl_jax.backends import wrappers
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
 from nlrl_jax.roles.lines import ACTION, TrainingLine, lines_of, pairs
@@ -56,7 +56,7 @@ class LessonConfig:
 
 def prior_apart(prior: LanguageModel, critic: LanguageModel) -> LanguageModel:
     """One model whose actions come from `prior` and all else from `critic`."""
-    return ByRole(critic, {POLICY: prior})
+    return wrappers.by_role(critic, {POLICY: prior})
 
 
 def drawn(made: Decisions, seed: int) -> Decisions:

@@ -36,7 +36,7 @@ from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.thoughts import closing
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.types import Pairs, Piece
+from nlrl_jax.types import Learn, Pairs, Piece
 from nlrl_jax.updates import check_masters, masters
 
 SCHEDULES = ("constant", "cosine")
@@ -305,6 +305,23 @@ def fit(
         "too_long": len(examples) - len(kept),
         "tokens": float(np.sum(tokens)),
     }
+
+
+def learner(config: SFTConfig) -> Learn:
+    """A function that fine-tunes a local model, behind whatever wrappers, on chats and replies.
+
+    Where there is no example, or none fits a row, the model stays as it is and the metrics say so.
+    """
+
+    def learn(model, pairs):
+        local = model.facts.local
+        examples = tokenize(local.tokenizer, pairs)
+        if all(len(example.tokens) > config.max_length for example in examples):
+            return model, {"examples": 0, "too_long": len(examples)}
+        variables, metrics = fit(local.model, local.variables, examples, config)
+        return model.rewrap(lambda _: local.with_variables(variables)), metrics
+
+    return learn
 
 
 @functools.lru_cache(maxsize=16)

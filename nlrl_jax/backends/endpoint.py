@@ -17,7 +17,19 @@ from nlrl_jax.backends.reply_cache import cache_key
 from nlrl_jax.backends.responses import is_filtered, read_replies
 from nlrl_jax.backends.transport import EndpointError, Transport
 from nlrl_jax.roles.thoughts import answered
-from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
+from nlrl_jax.types import (
+    Answer,
+    Chat,
+    Facts,
+    LanguageModel,
+    Reply,
+    Sampling,
+    Score,
+    ScoreTexts,
+    Write,
+    answer_batches,
+    cut,
+)
 
 MAX_CHOICES = 16  # replies per request (`n`)
 NO_SCORES = (
@@ -34,10 +46,10 @@ class _Wanted(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EndpointModel(EndpointServer):
+class EndpointModel(EndpointServer, LanguageModel):
     """A model at /chat/completions, and /completions where prompts go as text.
 
-    `complete` and `score` block until everything has arrived. Each reply is counted and cached as it arrives, so an
+    A call blocks until everything has arrived. Each reply is counted and cached as it arrives, so an
     error, a spent budget or a kill loses nothing that was paid for. A message without a text is, after all retries, an
     empty reply that has not ended. A prompt or reply stopped by a content filter is a reply with `refused`. Optional
     fields (`n`, `seed`, `top_k`, `stop`, ...) that the server refuses, in whatever form, are left out from then on
@@ -53,10 +65,21 @@ class EndpointModel(EndpointServer):
 
     continuations: Continuations = dataclasses.field(default_factory=Continuations, repr=False)
 
-    def complete(
-        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    @property
+    def facts(self) -> Facts:
+        """See `types.Facts`."""
+        tokenizer = getattr(self.render, "tokenizer", None)
+        scores = {"scores_texts": self.abilities.echo, "scores_words": self.abilities.echo or self.abilities.top > 0}
+        return Facts(**scores, tokenizer=tokenizer, address=self.options.url, usage=self.usage)
+
+    def answer(self, requests: Sequence[Write | ScoreTexts]) -> list[Answer]:
+        """See `types.LanguageModel`, and for errors `_complete` and `_score`."""
+        return answer_batches(requests, self._complete, self._score)
+
+    def _complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int, stop: Sequence[str]
     ) -> list[Reply]:
-        """See `types.LanguageModel`. `role` is not sent.
+        """Replies to chats; `role` is not sent.
 
         A chat that occurs n times is sent as one request for n choices; missing ones are requested one by one. At
         temperature 0 it is sent once. The tokens of a request are spread over its replies so that their sums are right:
@@ -67,10 +90,9 @@ class EndpointModel(EndpointServer):
         Raises:
           EndpointError: a request was refused, or failed `max_retries` + 1 times; also where the server refuses to
             continue an open message.
-          ValueError: `render` refuses a chat; a `stop` that is no list of strings.
+          ValueError: `render` refuses a chat.
           BudgetExceeded: the budget is spent. Requests under way have been waited for.
         """
-        check_stop(stop)
         greedy = sampling.temperature == 0
         counts: collections.Counter[str] = collections.Counter()
         slots = []
@@ -159,21 +181,18 @@ class EndpointModel(EndpointServer):
                 self.continuations.count(text, reply.text, server)
         return replies
 
-    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
-        """See `types.LanguageModel`: any texts, one request each, by a server that echoes; else single words, one
+    def _score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
+        """Scores of any texts, one request each, by a server that echoes; else single words, one
         request for those of a chat, by the tokens that the server lists (`backends.top_words`).
 
         Raises:
           NotImplementedError: the server does neither, as far as is known.
-          ValueError: not one row of continuations per chat.
           EndpointError, BudgetExceeded: as `complete`; also where the server does not echo, or where one of its tokens
             reaches over the end of the chat into the continuation.
         """
         words = [text for row in continuations for text in row if text]
         if not self.can_score and not (self.can_judge and all(len(word.split()) == 1 for word in words)):
             raise NotImplementedError(NO_SCORES)
-        if len(chats) != len(continuations):
-            raise ValueError(f"{len(chats)} chats but {len(continuations)} rows of continuations; give one per chat")
         messages = [json.loads(_as_json(chat)) for chat in chats]
         return (endpoint_scores.texts if self.can_score else endpoint_scores.words)(self, messages, continuations, role)
 

@@ -80,16 +80,6 @@ class EndpointServer:
             text = Abilities(prompt_forms.TEXT, echo=True)
             object.__setattr__(self, "abilities", text if self.render else Abilities(prompt_forms.CONTINUED))
 
-    @property
-    def can_score(self) -> bool:
-        """Whether `score` works for any text."""
-        return self.abilities.echo
-
-    @property
-    def can_judge(self) -> bool:
-        """Whether `score` works for single words."""
-        return self.abilities.echo or self.abilities.top > 0
-
     def knowing(self, abilities: Abilities) -> EndpointServer:
         """The same with what has been found out."""
         render = self.render

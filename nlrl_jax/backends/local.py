@@ -29,7 +29,20 @@ from nlrl_jax.lm.thoughts import answer, thought_end
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.roles.thoughts import answered
-from nlrl_jax.types import Chat, Reply, Sampling, Score, Written, check_stop, cut
+from nlrl_jax.types import (
+    Answer,
+    Chat,
+    Facts,
+    LanguageModel,
+    Reply,
+    Request,
+    Sampling,
+    Score,
+    Written,
+    answer_batches,
+    check_stop,
+    cut,
+)
 
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
 _prefix = jax.jit(compute_prefix, static_argnums=0)
@@ -42,8 +55,8 @@ _gathered = jax.jit(gathered, static_argnums=0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LocalModel:
-    """A language model that runs here. See `types.LanguageModel`.
+class LocalModel(LanguageModel):
+    """A language model that runs here.
 
     A reply depends on the weights, its chat, the sampling, the role, the seed and the chat's place in the list;
     not on the other chats or on the options below, up to the rounding of matrix products of another shape.
@@ -78,7 +91,6 @@ class LocalModel:
     cache: KVCache | None = dataclasses.field(default=None, init=False, repr=False)
     kept: KeptRows | None = dataclasses.field(default=None, init=False, repr=False)
     row_steps: batching.RowSteps = dataclasses.field(default_factory=batching.RowSteps, init=False, repr=False)
-    can_score: bool = dataclasses.field(default=True, init=False)
 
     def __post_init__(self):
         if self.rows < 1:
@@ -100,8 +112,25 @@ class LocalModel:
         """The same model with other weights. Nothing is compiled again."""
         return dataclasses.replace(self, variables=variables)
 
-    def complete(
-        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    @property
+    def facts(self) -> Facts:
+        """See `types.Facts`."""
+        return Facts(True, True, self.tokenizer, self.model.config.max_positions, local=self)
+
+    @property
+    def memories(self) -> tuple[KVCache, ...]:
+        return () if self.cache is None else (self.cache,)
+
+    def session(self, number: int = 1) -> LocalModel:
+        """The same model with an empty cache of its own, where it has one."""
+        return self if self.cache is None else dataclasses.replace(self, cache_mb=self.cache_mb / number)
+
+    def answer(self, requests: Sequence[Request]) -> list[Answer]:
+        """See `types.LanguageModel`, and for what is refused `_complete` and `_score`."""
+        return answer_batches(requests, self._complete, self._score)
+
+    def _complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int, stop: Sequence[str]
     ) -> list[Reply]:
         """One reply per chat. A reply's token counts are those of its text, also where a duplicate cost nothing.
 
@@ -160,16 +189,14 @@ class LocalModel:
         malloc.trim()
         return [written[prompt if greedy else i] for i, prompt in enumerate(which)]
 
-    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
+    def _score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         """The log-probability, at temperature 1 and without an end token, of each continuation after its chat.
 
         A continuation is tokenised by itself and appended to the chat, as if the model had written these tokens.
 
         Raises:
-          ValueError: a continuation has no tokens, or does not fit the model's context; the lists differ in length.
+          ValueError: a continuation has no tokens, or does not fit the model's context.
         """
-        if len(chats) != len(continuations):
-            raise ValueError(f"{len(chats)} chats but {len(continuations)} lists of continuations; give one per chat")
         encode = functools.cache(lambda text: tuple(self.tokenizer.encode(self.tokenizer.as_content(text))))
         tokens = [[encode(text) for text in texts] for texts in continuations]
         for i, (texts, ids) in enumerate(zip(continuations, tokens, strict=True)):
@@ -177,8 +204,6 @@ class LocalModel:
                 raise ValueError(
                     f"chat {i}: continuation {texts[ids.index(())]!r} has no tokens; it has no probability"
                 )
-        if not chats:
-            return []
         texts = [self.tokenizer.render_chat(chat.messages, thinks=False) for chat in chats]
         prompts, which = self._prompts(texts, [max(map(len, ids), default=0) for ids in tokens])
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])

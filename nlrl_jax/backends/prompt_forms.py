@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nlrl_jax.backends.optional_fields import CONTINUE
+from nlrl_jax.lm.control_tokens import broken
+from nlrl_jax.lm.tokenizer import Tokenizer
 
 Messages = list[dict[str, str]]
 TEXT, CONTINUED, PREFIX, PARTIAL, ASKED = "text", "continued", "prefix", "partial", "asked"
@@ -28,21 +30,27 @@ FORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class PromptText:
-    """Messages -> the prompt as text, without the bos where the server puts one there: llama.cpp, vLLM and SGLang do in
-    /completions if the model's tokenizer does, also before a text that begins with one.
+    """Messages -> the prompt as text, for a server whose model has this tokenizer.
+
+    The server reads control tokens in it, so those in contents get a blank: "< |im_end|>". The bos is left out where
+    the server puts one there: llama.cpp, vLLM and SGLang do in /completions if the model's tokenizer does, also before
+    a text that begins with one.
 
     Attributes:
-      render: messages -> text with the bos, if the model has one. bos: its text, or "".
-      adds_bos: whether the server puts one before a text.
+      adds_bos: whether the server puts a bos before a text.
     """
 
-    render: Callable[[Sequence[Mapping[str, str]]], str]
-    bos: str
+    tokenizer: Tokenizer
     adds_bos: bool
 
     def __call__(self, messages: Sequence[Mapping[str, str]]) -> str:
-        text = self.render(messages)
+        text = broken(self.tokenizer.render_chat(messages))
         return text.removeprefix(self.bos) if self.adds_bos else text
+
+    @property
+    def bos(self) -> str:
+        """The text of the bos; "" where the model has none."""
+        return self.tokenizer.bos_token or ""
 
 
 class Route(NamedTuple):

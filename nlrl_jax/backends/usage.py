@@ -7,12 +7,11 @@ import json
 import logging
 import pathlib
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nlrl_jax.files import write_json
-from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling, Score, can_judge
+from nlrl_jax.types import LanguageModelError
 
 CHECK = "check"  # the role of the requests before a run
 _log = logging.getLogger(__name__)
@@ -143,62 +142,3 @@ class Usage:
 
 def _unanswered(tokens: Sequence[int]) -> dict[str, int]:
     return {"paid": sum(tokens), "estimated": len(tokens), "unanswered": len(tokens)}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Metered:
-    """A language model whose calls are counted.
-
-    Attributes:
-      model: any `types.LanguageModel`. One that has this ledger as its own `usage` counts its tokens itself.
-      usage: the ledger.
-    """
-
-    model: LanguageModel
-    usage: Usage
-
-    @property
-    def can_score(self) -> bool:
-        return self.model.can_score
-
-    @property
-    def can_judge(self) -> bool:
-        return can_judge(self.model)
-
-    def complete(
-        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
-    ) -> list[Reply]:
-        """See `types.LanguageModel`."""
-        replies, start = [], time.perf_counter()
-        try:
-            replies = self.model.complete(chats, sampling, role, seed, stop)
-        finally:
-            fresh = [reply for reply in replies if not reply.cached]
-            self._add(
-                role,
-                start,
-                calls=len(replies),
-                prompt_tokens=sum(reply.prompt_tokens for reply in fresh),
-                tokens=sum(reply.tokens for reply in fresh),
-                cache_hits=len(replies) - len(fresh),
-                cut=sum(not reply.ended and not reply.refused for reply in replies),
-                refused=sum(reply.refused for reply in replies),
-            )
-        return replies
-
-    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
-        """See `types.LanguageModel`."""
-        scores, start = [], time.perf_counter()
-        try:
-            scores = self.model.score(chats, continuations, role)
-        finally:
-            flat = [score for row in scores for score in row]
-            read = sum(score.prompt_tokens + score.tokens for score in flat if not score.cached)
-            hits = sum(score.cached for score in flat)
-            self._add(role, start, calls=len(flat), prompt_tokens=read, cache_hits=hits)
-        return scores
-
-    def _add(self, role: str, start: float, **amounts: int) -> None:
-        if getattr(self.model, "usage", None) is self.usage:
-            amounts = {name: amount for name, amount in amounts.items() if name not in ("prompt_tokens", "tokens")}
-        self.usage.add(role, seconds=time.perf_counter() - start, **amounts)

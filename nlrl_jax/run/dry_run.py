@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nlrl_jax.backends.scripted import CHARACTERS, CountingModel, Script
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.scripted import Script, ScriptedModel
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import CHARACTERS, at_full_length, metered
+from nlrl_jax.types import LanguageModel
 
 _AMOUNTS = ("calls", "prompt_tokens", "tokens")
 
@@ -32,16 +34,16 @@ class CallPlan:
 
     Args:
       scripts: role -> the rule that replies.
-      can_score: whether the models score too; see `CountingModel`.
+      can_score: whether the models score too; see `wrappers.at_full_length`.
     """
 
     def __init__(self, scripts: Mapping[str, Script], can_score: bool = False):
-        self._rules = CountingModel(scripts, can_score)
+        self._rules = at_full_length(ScriptedModel(scripts), can_score)
         self._counted: list[_Counted] = []
 
     def model(
         self, times: float, label: str = "{}", is_paid: bool = True, once: Mapping[str, float] | None = None
-    ) -> Metered:
+    ) -> LanguageModel:
         """A model for the small run.
 
         Args:
@@ -52,7 +54,7 @@ class CallPlan:
         """
         usage = Usage()
         self._counted.append(_Counted(usage, times, label, is_paid, once or {}))
-        return Metered(self._rules, usage)
+        return metered(self._rules, usage)
 
     def rows(self) -> dict[str, Counter]:
         """{label: {"calls", "prompt_tokens", "tokens"}} of the planned run."""

@@ -17,7 +17,6 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
-from nlrl_jax.run import models
 from nlrl_jax.types import Piece, Score
 from nlrl_jax.weights.load import load_tokenizer
 
@@ -167,7 +166,7 @@ def test_a_return_of_one_everywhere_is_fine_tuning():
 
 
 def test_policy_gradient_raises_what_won_and_lowers_what_lost(model):
-    learn = models.learner(SFTConfig(learning_rate=3e-3, epochs=8, batch_size=2, max_length=256))
+    learn = sft.learner(SFTConfig(learning_rate=3e-3, epochs=8, batch_size=2, max_length=256))
     learned, metrics = learn(model, pairs(OfflineConfig("policy_gradient"), DIALOGUE, EPISODES))
     assert metrics["examples"] == 2 and metrics["tokens"] > 0
     chats = [DIALOGUE.chat(prefixes(one.history)[0], "Action:") for one in EPISODES]

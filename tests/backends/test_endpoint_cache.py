@@ -6,7 +6,8 @@ import sys
 import time
 
 from nlrl_jax.backends.reply_cache import DiskCache
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.types import Chat, Sampling
 from tests.backends import server as s
 from tests.backends.endpoints import GREEDY, HOT, chats, entries, model, questions, spent, texts
@@ -95,7 +96,7 @@ def test_a_killed_run_pays_for_nothing_that_arrived_and_its_ledger_agrees(tmp_pa
         assert (
             75 + 2 * 20 < row["paid"] < 75 + 2 * (20 + 100)
         )  # the two under way: their bytes / 4, and all they may write
-        Metered(ask, ask.usage).complete(chats(12), HOT, "policy")
+        metered(ask, ask.usage).complete(chats(12), HOT, "policy")
         assert sorted(server.asked()) == sorted(set(questions(12)) - paid)
     row = spent(ask)
     assert (row["prompt_tokens"], row["tokens"], row["calls"], row["cache_hits"]) == (120, 60, 12, 5)

@@ -9,7 +9,7 @@ import pytest
 
 from nlrl_jax.backends import endpoint_checks
 from nlrl_jax.backends.transport import EndpointError
-from nlrl_jax.run import directory, models
+from nlrl_jax.run import directory, endpoints, models
 from nlrl_jax.types import Chat, Sampling
 from tests.backends import server as s
 from tests.backends.endpoints import KEY, nowhere
@@ -102,14 +102,14 @@ def test_a_run_that_got_no_reply_leaves_its_folder_free(tmp_path):
     config = {"script": "x", "base_url": "http://wrong/v1"}
     directory.open_run(tmp_path, config)
     with Server(behaviour=lambda request: s.status(400, "temperature")) as server:
-        endpoint = models.Endpoint(server.url, endpoint_model="m")
+        endpoint = endpoints.Endpoint(server.url, endpoint_model="m")
         ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), endpoint)
         with pytest.raises(EndpointError):
             ask.complete([Chat.of("hi")], Sampling(5, 0.5), "r")
     directory.close_run(tmp_path)
     directory.open_run(tmp_path, {**config, "base_url": "http://right/v1"})
     with Server() as server:
-        endpoint = models.Endpoint(server.url, endpoint_model="m")
+        endpoint = endpoints.Endpoint(server.url, endpoint_model="m")
         ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), endpoint)
         ask.complete([Chat.of("hi")], Sampling(5, 0.5), "r")
     directory.close_run(tmp_path)
@@ -127,7 +127,7 @@ def test_a_resumed_run_may_have_another_address_and_keeps_its_replies(tmp_path):
     replies = []
     for _ in range(2):
         with Server() as server:
-            options = models.Endpoint(server.url, endpoint_model="m")
+            options = endpoints.Endpoint(server.url, endpoint_model="m")
             ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), options)
             replies += ask.complete([Chat.of("hi")], Sampling(5, 0.0), "r")
     assert [reply.cached for reply in replies] == [False, True]

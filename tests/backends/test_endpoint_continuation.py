@@ -13,10 +13,10 @@ from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run import models
+from nlrl_jax.run import endpoints, models
 from nlrl_jax.types import Chat, LanguageModelError, Sampling
 from nlrl_jax.weights.load import load_tokenizer
 from tests.backends import server as s
@@ -139,7 +139,7 @@ def echoes(handler, request):
 
 
 def prepared(ask, **needs):
-    return models.prepared(Metered(ask, ask.usage), **{"words": True, "texts": False, **needs}, instead="do without")
+    return models.prepared(ask, models.Scores(**{"words": True, "texts": False, **needs}, instead="do without"))
 
 
 def test_a_server_that_echoes_passes_the_check_and_its_tokens_are_counted(tmp_path):
@@ -195,9 +195,8 @@ def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
     wanted = local.complete(chats, GREEDY, "r")
     stop = [wanted[0].text[4:6], wanted[1].text[7:8]]
     with Server(behaviour=lambda request: serves(local)) as server:
-        endpoint = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano_board")
-        ask = models.large_model("endpoint", {}, tmp_path, Usage(), endpoint)
-        ask = models.prepared(ask, words=True, texts=True, instead="")
+        endpoint = endpoints.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano_board")
+        ask = models.large_model("endpoint", {}, tmp_path, Usage(), endpoint, models.Scores(True, True, ""))
         as_text, as_chats = ask, model(server)
         for one in (as_text, as_chats):
             assert [reply.text for reply in one.complete(chats, GREEDY, "r")] == [reply.text for reply in wanted]
@@ -219,10 +218,9 @@ def test_words_judged_by_the_likeliest_tokens_have_the_models_probabilities(give
     local = LocalModel(network, {"params": init_params(network, jax.random.key(0))}, tokenizer)
     chat = Chat.of("goal", continued="Critic: This step is")
     with Server(behaviour=lambda request: serves(local, echoes=False)) as server:
-        options = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer=given, max_retries=1)
-        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options)
-        ask = models.prepared(ask, words=True, texts=False, instead="")
-        assert ask.model.abilities == Abilities(prompt_forms.TEXT if given else prompt_forms.CONTINUED, top=3)
+        options = endpoints.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer=given, max_retries=1)
+        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options, models.Scores(True, False, ""))
+        assert ask.abilities == Abilities(prompt_forms.TEXT if given else prompt_forms.CONTINUED, top=3)
         rows = ask.score([chat], [[" GOOD", " BAD"]], "critic")
         wanted = local.score([chat], [[" GOOD", " BAD"]], "critic") if given else rows
         (drawn,) = ask.complete([chat], HOT, "policy", 1)
@@ -232,7 +230,7 @@ def test_words_judged_by_the_likeliest_tokens_have_the_models_probabilities(give
 
 def test_a_tokenizers_name_makes_a_scripts_endpoint_score(tmp_path):
     with Server(behaviour=lambda request: echoes) as server:
-        options = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano")
+        options = endpoints.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano")
         ask = models.large_model("endpoint", {}, tmp_path, Usage(), options)
         assert ask.can_score
         ask.score([OPEN], [[" left"]], "r")

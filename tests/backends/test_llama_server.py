@@ -12,7 +12,7 @@ from nlrl_jax.backends import endpoint_checks, prompt_forms
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.run import models
+from nlrl_jax.run import endpoints, models
 from nlrl_jax.types import Chat, Sampling
 from tests.backends.endpoints import GREEDY, HOT
 
@@ -55,8 +55,8 @@ def server(request):
 
 
 def asking(url, tmp_path, **options):
-    endpoint = models.Endpoint(url, endpoint_model="m", timeout=60.0, **options)
-    return models.large_model("endpoint", {}, tmp_path, Usage(), endpoint).model
+    endpoint = endpoints.Endpoint(url, endpoint_model="m", timeout=60.0, **options)
+    return models.large_model("endpoint", {}, tmp_path, Usage(), endpoint)
 
 
 def test_messages_are_continued_and_come_back_without_the_text_sent(server, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from nlrl_jax.backends import endpoint_checks
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.run import models
+from nlrl_jax.run import endpoints, models
 from nlrl_jax.types import Chat
 from tests.backends import server as s
 from tests.backends.endpoints import GREEDY
@@ -46,8 +46,8 @@ class Tokenizing:
 
 
 def asking(path, url, tmp_path, extra=""):
-    options = models.Endpoint(url, extra=extra, endpoint_model="m", endpoint_tokenizer=str(path), max_retries=1)
-    return models.large_model("endpoint", {}, tmp_path, Usage(), options).model
+    options = endpoints.Endpoint(url, extra=extra, endpoint_model="m", endpoint_tokenizer=str(path), max_retries=1)
+    return models.large_model("endpoint", {}, tmp_path, Usage(), options)
 
 
 def hugging_face(folder, template, adds):
@@ -76,7 +76,7 @@ def test_one_bos_reaches_the_model(kind, template, adds, write, tmp_path):  # no
 
 
 def prepared(path, url, tmp_path, extra=""):
-    return models.prepared(asking(path, url, tmp_path, extra), False, False, "")
+    return models.prepared(asking(path, url, tmp_path, extra), models.Scores(False, False, ""))
 
 
 @pytest.mark.parametrize("file_adds, server_adds", [(True, False), (False, True)])

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nlrl_jax.backends import reply_cache
-from nlrl_jax.backends.reply_cache import CachedModel, DiskCache, cache_key
+from nlrl_jax.backends import wrappers
+from nlrl_jax.backends.reply_cache import DiskCache, cache_key
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import cached, metered
 from nlrl_jax.types import Chat, Reply, Sampling, Score
 
 GREEDY = Sampling(8, 0.0)
@@ -114,14 +115,14 @@ def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path):
 
 
 def test_every_chat_is_requested_once_and_a_kill_loses_one_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr(reply_cache, "PIECE", 2)
+    monkeypatch.setattr(wrappers, "CACHED_AT_ONCE", 2)
     model = Model([])
-    ask = CachedModel(model, DiskCache(tmp_path))
+    ask = cached(model, DiskCache(tmp_path))
     chats = [Chat.of(text) for text in ("a", "cut", "a", "b", "die", "c")]
     with pytest.raises(KeyboardInterrupt):
         ask.complete(chats, GREEDY, "role")
     assert model.asked == [["a", "cut"]]
-    again = CachedModel(model, DiskCache(tmp_path))
+    again = cached(model, DiskCache(tmp_path))
     replies = again.complete(chats[:4], GREEDY, "role")
     assert model.asked == [["a", "cut"], ["b"]]
     assert [reply.text for reply in replies] == ["re: a", "re: cut", "re: a", "re: b"]
@@ -133,10 +134,10 @@ def test_every_chat_is_requested_once_and_a_kill_loses_one_piece(tmp_path, monke
 
 
 def test_only_greedy_replies_can_be_cached(tmp_path):
-    ask = CachedModel(Model([]), DiskCache(tmp_path))
+    ask = cached(Model([]), DiskCache(tmp_path))
     with pytest.raises(ValueError, match="only replies at temperature 0"):
         ask.complete([Chat.of("a")], Sampling(8, 0.5), "role")
-    scripted = CachedModel(ScriptedModel({}), DiskCache(tmp_path))
+    scripted = cached(ScriptedModel({}), DiskCache(tmp_path))
     assert ask.can_score and not scripted.can_score
     with pytest.raises(NotImplementedError):
         scripted.score([Chat.of("a")], [["b"]], "role")
@@ -144,7 +145,7 @@ def test_only_greedy_replies_can_be_cached(tmp_path):
 
 def test_stop_strings_are_part_of_the_key_and_old_entries_stay_valid(tmp_path):
     model = Model([])
-    ask = CachedModel(model, DiskCache(tmp_path))
+    ask = cached(model, DiskCache(tmp_path))
     ask.complete([Chat.of("a")], GREEDY, "role")
     # Written before there were stop strings.
     assert (pathlib.Path(tmp_path) / KEY[:2] / f"{KEY}.json").exists()
@@ -154,13 +155,13 @@ def test_stop_strings_are_part_of_the_key_and_old_entries_stay_valid(tmp_path):
 
 
 def test_a_score_is_computed_once_also_across_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr(reply_cache, "PIECE", 3)
+    monkeypatch.setattr(wrappers, "CACHED_AT_ONCE", 3)
     model, a, b = Model([]), Chat.of("a"), Chat.of("b")
     with pytest.raises(KeyboardInterrupt):
-        CachedModel(model, DiskCache(tmp_path)).score([a, b, b], [["x", "yy"], ["yy", "x"], ["die"]], "role")
+        cached(model, DiskCache(tmp_path)).score([a, b, b], [["x", "yy"], ["yy", "x"], ["die"]], "role")
     assert model.asked == [[("a", "x", "yy"), ("b", "yy")]]
     usage = Usage()
-    ask = Metered(CachedModel(model, DiskCache(tmp_path)), usage)
+    ask = metered(cached(model, DiskCache(tmp_path)), usage)
     rows = ask.score([b, a, a], [["yy", "x"], ["x"], []], "role")
     assert model.asked[1:] == [[("b", "x")]]
     assert rows == [[Score(-2.0, 2, True), Score(-1.0, 2)], [Score(-1.0, 2, True)], []]
@@ -175,7 +176,7 @@ def test_a_score_that_is_not_finite_is_passed_on_and_not_kept(tmp_path):
         def score(self, chats, continuations, role):
             return [[Score(-float("inf"), 1) for _ in row] for row in continuations]
 
-    model = CachedModel(Never([]), DiskCache(tmp_path))
+    model = cached(Never([]), DiskCache(tmp_path))
     assert model.score([Chat.of("a")], [["b"]], "r") == [[Score(-float("inf"), 1)]]
     assert not [*tmp_path.glob("*/*.json")]
 

@@ -8,7 +8,7 @@ import pytest
 from nlrl_jax.backends import transport
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError
-from nlrl_jax.backends.usage import Metered
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.types import LEAST, Chat, Reply, Score
 from tests.backends import server as s
 from tests.backends.endpoints import HOT, chats, entries, model, nowhere, spent, texts
@@ -99,8 +99,8 @@ def test_a_refusal_of_one_prompt_is_counted_and_neither_sent_again_nor_the_end(b
     bad = lambda request: behaviour if request.asked == "question 0" else s.well
     with Server(behaviour=bad) as server:
         ask = model(server, cache=DiskCache(tmp_path), concurrency=1)  # before the server has taken any field
-        metered = Metered(ask, ask.usage)
-        replies = metered.complete(chats(3), HOT, "policy")
+        counted = metered(ask, ask.usage)
+        replies = counted.complete(chats(3), HOT, "policy")
         assert len(server.requests) == 3
         assert spent(ask)["refused"] == 1 and spent(ask)["cut"] == 0
         assert metered.complete(chats(3), HOT, "policy")[0].refused and len(server.requests) == 3

@@ -13,7 +13,7 @@ from nlrl_jax.backends import prompt_forms, token_log_probs, top_words
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.responses import read_top
-from nlrl_jax.backends.usage import Metered
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.run import models
 from nlrl_jax.types import LEAST, Chat, LanguageModelError, Reply, Score
@@ -122,7 +122,7 @@ def render(messages):
 def test_both_words_are_read_from_one_request_in_each_form(form, tmp_path):
     with Server(behaviour=lambda request: lists(TOP)) as server:
         ask = model(server, cache=DiskCache(tmp_path), render=render, abilities=Abilities(form, top=3))
-        ask = Metered(ask, ask.usage)
+        ask = metered(ask, ask.usage)
         first, again = (ask.score([OPEN, OPEN], [[" GOOD", " BAD"]] * 2, "critic") for _ in range(2))
         (request,) = server.requests
     assert [(score.log_prob, score.bounded, score.cached) for score in first[0]] == [(-0.5, 0, 0), (-3.0, 1, 0)]
@@ -169,11 +169,11 @@ def test_what_a_server_can_do_is_found_out_once_and_said(server_is, form, top, t
     with Server(behaviour=capable(**server_is)) as server:
         text = {"render": render} if form == prompt_forms.TEXT else {}
         ask = model(server, cache=DiskCache(tmp_path), **text)
-        abilities = [models.prepared(ask, True, False, "").abilities for _ in range(2)]
+        abilities = [models.prepared(ask, models.Scores(True, False, "")).abilities for _ in range(2)]
         sent = len(server.requests)
         assert sent <= 4 and abilities == [Abilities(form, top=top)] * 2
         with pytest.raises(LanguageModelError, match="does not score texts"):
-            models.prepared(ask, True, True, "choose other methods")
+            models.prepared(ask, models.Scores(True, True, "choose other methods"))
     said = capsys.readouterr().out
     assert said.count("endpoint: prompts go") == 1 and prompt_forms.FORMS[form] in said
 
@@ -183,18 +183,20 @@ def test_a_probe_that_breaks_off_is_sent_again(tmp_path):
     able = capable()
     first = lambda request: broken if request.number in (0, 2) else able(request)
     with Server(behaviour=first) as server:
-        abilities = models.prepared(model(server, cache=DiskCache(tmp_path)), True, False, "").abilities
+        abilities = models.prepared(model(server, cache=DiskCache(tmp_path)), models.Scores(True, False, "")).abilities
     assert (abilities.form, abilities.top) == (prompt_forms.CONTINUED, 3)
     with Server(behaviour=lambda request: broken) as server:
         with pytest.raises(LanguageModelError, match='failed 4 times.*not whole: {"finish_reason": "error"}'):
-            models.prepared(model(server), True, False, "")
+            models.prepared(model(server), models.Scores(True, False, ""))
 
 
 def test_without_top_logprobs_only_the_form_is_used():
     with Server(behaviour=capable(top=0, continues=False)) as server:
-        assert models.prepared(model(server), False, False, "").abilities == Abilities(prompt_forms.ASKED)
+        assert models.prepared(model(server), models.Scores(False, False, "")).abilities == Abilities(
+            prompt_forms.ASKED
+        )
         with pytest.raises(LanguageModelError, match="lists no likeliest tokens.*or choose --critic direct"):
-            models.prepared(model(server), True, False, "choose --critic direct")
+            models.prepared(model(server), models.Scores(True, False, "choose --critic direct"))
 
 
 def test_an_asked_line_comes_without_its_label():

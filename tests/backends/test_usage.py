@@ -6,7 +6,8 @@ import time
 import pytest
 
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import BudgetExceeded, Metered, Usage
+from nlrl_jax.backends.usage import BudgetExceeded, Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.types import Chat, Reply, Sampling, Score
 
 
@@ -38,7 +39,7 @@ def test_calls_tokens_hits_cuts_and_refusals_are_summed_by_role():
         Reply("", ended=False, refused=True),
     )
     usage = Usage()
-    model = Metered(Fixed(replies), usage)
+    model = metered(Fixed(replies), usage)
     chats = [Chat.of("x")] * 4
     assert model.complete(chats, Sampling(), "value") == list(replies)
     model.complete(chats, Sampling(), "value")
@@ -52,7 +53,7 @@ def test_calls_tokens_hits_cuts_and_refusals_are_summed_by_role():
 
 def test_a_score_is_a_call_that_reads_its_tokens_and_once_its_prompt():
     usage = Usage()
-    model = Metered(Fixed(), usage)
+    model = metered(Fixed(), usage)
     assert model.can_score
     scores = model.score([Chat.of("x"), Chat.of("y")], [["ab", "c"], ["def"]], "policy")
     assert [[score.tokens for score in row] for row in scores] == [[2, 1], [3]]
@@ -63,7 +64,7 @@ def test_a_score_is_a_call_that_reads_its_tokens_and_once_its_prompt():
 def test_a_call_that_raises_still_costs_its_seconds():
     usage = Usage()
     with pytest.raises(RuntimeError, match="gone"):
-        Metered(Fixed(), usage).complete([Chat.of("x")], Sampling(), "value")
+        metered(Fixed(), usage).complete([Chat.of("x")], Sampling(), "value")
     (row,) = usage.rows()
     assert row["calls"] == 0 and row["seconds"] >= 0.01
 
@@ -79,7 +80,7 @@ def test_only_the_models_own_ledger_is_not_counted_twice():
 
     model, other = Paid((Reply("a", 100, 7),)), Usage()
     for usage in (model.usage, other):
-        Metered(model, usage).complete([Chat.of("x")], Sampling(), "value")
+        metered(model, usage).complete([Chat.of("x")], Sampling(), "value")
     own, others = model.usage.rows()[0], other.rows()[0]
     assert (own["prompt_tokens"], own["tokens"], own["paid"], own["calls"]) == (200, 14, 214, 1)
     assert (others["prompt_tokens"], others["tokens"], others["paid"], others["calls"]) == (100, 7, 0, 1)
@@ -132,9 +133,9 @@ def test_sections_are_rows_of_their_own():
 
 def test_a_scripted_model_is_metered_and_stays_what_it_is():
     scripted = ScriptedModel({"policy": lambda context, random: f"{context['n']} {random.random()}"})
-    metered = Metered(scripted, Usage())
+    model = metered(scripted, Usage())
     chats = [Chat.of("x", n=1), Chat.of("x", n=2)]
-    assert metered.complete(chats, Sampling(), "policy", 7) == scripted.complete(chats, Sampling(), "policy", 7)
-    assert not metered.can_score
+    assert model.complete(chats, Sampling(), "policy", 7) == scripted.complete(chats, Sampling(), "policy", 7)
+    assert not model.can_score
     with pytest.raises(NotImplementedError):
-        metered.score(chats, [["a"], ["b"]], "policy")
+        model.score(chats, [["a"], ["b"]], "policy")

@@ -138,7 +138,7 @@ ASKING = """
 import sys
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.run import processes
-from nlrl_jax.run.models import FromFirst
+from nlrl_jax.backends.wrappers import first_process_asks
 from nlrl_jax.types import Chat, LanguageModelError, Sampling
 
 me = int(sys.argv[2])
@@ -149,7 +149,7 @@ def script(context, rng):
     if len(asked) == 3:
         raise LanguageModelError("the budget is spent")
     return "from process %d" % me
-model = FromFirst(ScriptedModel({"role": script}))
+model = first_process_asks(ScriptedModel({"role": script}))
 chats = [Chat.of("a"), Chat.of("b")]
 found = [reply.text for reply in model.complete(chats, Sampling(), "role")]
 try:

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from nlrl_jax.envs.webshop import products
-from nlrl_jax.run import directory, models, results
+from nlrl_jax.run import directory, local_models, results
 from tests.backends.model_server import serves
 from tests.backends.server import Server, status
 from tests.launch.scripts import refusal, run
@@ -54,9 +54,9 @@ def test_a_run_leaves_scores_episodes_and_a_page(here, capsys):
 
 
 def test_dtype_is_that_of_both_local_models(tmp_path, monkeypatch):
-    made, local_model = [], models.local_model
+    made, local_model = [], local_models.local_model
     monkeypatch.setattr(
-        models, "local_model", lambda *args, **options: made.append(local_model(*args, **options)) or made[-1]
+        local_models, "local_model", lambda *args, **options: made.append(local_model(*args, **options)) or made[-1]
     )
     both = ("--policy=nano_babyai", "--dtype=bfloat16", "--methods=react", "--max_steps=1")
     plan(tmp_path / "half", *SMALL, *both)
@@ -66,7 +66,7 @@ def test_dtype_is_that_of_both_local_models(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_endpoint_decides_as_the_model_that_it_serves(here, tmp_path):
-    local = models.local_model("nano_babyai", chat=False)
+    local = local_models.local_model("nano_babyai", chat=False)
     given = ("--model=endpoint", "--endpoint_model=tiny", "--endpoint_tokenizer=nano_babyai", "--prompt=compact")
     with Server(behaviour=lambda request: serves(local, 320)) as server:
         plan(tmp_path / "far", *given, f"--base_url={server.url}", "--context_tokens=320", *TINY, METHODS)

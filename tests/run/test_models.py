@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nlrl_jax.algorithms import language_td_data
+from nlrl_jax.algorithms import language_td_data, sft
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.prompt_forms import PromptText
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import make
 from nlrl_jax.envs.breakthrough import prompts as breakthrough_prompts
 from nlrl_jax.envs.tic_tac_toe import prompts as prompts
@@ -21,7 +23,7 @@ from nlrl_jax.launch import train_language_ppo, train_language_td
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.roles.board_games import View
-from nlrl_jax.run import models
+from nlrl_jax.run import endpoints, local_models, models
 from nlrl_jax.run.nlrl.models import check_rows
 from nlrl_jax.types import Chat, Sampling
 from nlrl_jax.weights.load import load_tokenizer
@@ -30,7 +32,7 @@ from tests.tokenizers_from_wheels import small_tokenizer
 
 @pytest.mark.parametrize("train, dtype", [("params", jnp.float32), ("lora", jnp.bfloat16)])
 def test_weights_that_are_trained_are_float32_whatever_is_computed_in(train, dtype):
-    model = models.trainable_model("nano_board", "bfloat16", train, seed=0)
+    model = local_models.trainable_model("nano_board", "bfloat16", train, seed=0)
     assert model.model.config.dtype == "bfloat16"
     assert {leaf.dtype for leaf in jax.tree.leaves(model.variables["params"])} == {jnp.dtype(dtype)}
     assert ("lora" in model.variables) == (train == "lora")
@@ -46,9 +48,9 @@ def tiny():
 
 @pytest.mark.parametrize("pairs", [[], [(Chat.of("O: 1 2 3"), "long " * 60)] * 2], ids=["none", "too long"])
 def test_a_model_that_nothing_can_be_taught_stays_as_it_is(tiny, pairs):
-    learn = models.learner(SFTConfig(max_length=64, learning_rate=1e-3))
-    learned, metrics = learn(Metered(tiny, Usage()), pairs)
-    assert learned.model is tiny and metrics == {"examples": 0, "too_long": len(pairs)}
+    learn = sft.learner(SFTConfig(max_length=64, learning_rate=1e-3))
+    learned, metrics = learn(metered(tiny, Usage()), pairs)
+    assert learned.facts.local is tiny and metrics == {"examples": 0, "too_long": len(pairs)}
 
 
 def test_what_a_large_model_writes_may_be_too_long_and_that_is_said_first(capsys):
@@ -62,9 +64,9 @@ def test_what_a_large_model_writes_may_be_too_long_and_that_is_said_first(capsys
 
 
 def test_an_endpoint_has_the_ledger_the_cache_and_all_the_options(tmp_path):
-    options = models.Endpoint("http://127.0.0.1:9/v1", "MY_KEY", concurrency=3, token_budget=7, endpoint_model="m")
+    options = endpoints.Endpoint("http://127.0.0.1:9/v1", "MY_KEY", concurrency=3, token_budget=7, endpoint_model="m")
     usage = Usage()
-    model = models.large_model("endpoint", {}, tmp_path, usage, options).model
+    model = models.large_model("endpoint", {}, tmp_path, usage, options)
     assert (model.options, model.model) == (options, "m")
     assert model.usage is usage and model.cache.folder == tmp_path / "cache"
     usage.add("policy", paid=7)
@@ -103,6 +105,6 @@ def test_language_td_keeps_its_model_where_an_iteration_teaches_nothing(tmp_path
 
 
 def test_a_prompt_as_text_spells_no_control_token_that_is_not_the_templates():
-    render = models._prompt_text(small_tokenizer(), models.Endpoint("http://localhost"))
+    render = PromptText(small_tokenizer(), adds_bos=False)
     text = render([{"role": "user", "content": "buy <|im_end|>"}, {"role": "assistant", "content": "Action:"}])
     assert text == "<|im_start|>user\nbuy < |im_end|><|im_end|>\n<|im_start|>assistant\nAction:"

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from nlrl_jax.roles.dialogues import Dialogue, History, Step, verdict
-from nlrl_jax.run import models, nano
+from nlrl_jax.run import local_models, nano
 from nlrl_jax.types import Chat, Sampling
 
 EPISODE = """Goal of the agent: take the mug
@@ -75,7 +75,7 @@ JUDGED = {
 @pytest.mark.parametrize("name", JUDGED)
 def test_built_in_models_act_and_judge(name):
     goal, seen, note, *steps = JUDGED[name]
-    model, dialogue = models.local_model(name, chat=False), Dialogue.of("", compact=True)
+    model, dialogue = local_models.local_model(name, chat=False), Dialogue.of("", compact=True)
     start = History(goal, seen, note=note)
     (reply,) = model.complete([dialogue.chat(start, "Action:")], Sampling(20, 0.0), "policy", stop=("\n",))
     assert reply.ended and reply.text.split()[0] in ("go", "turn", "inventory", "look", "open", "take")

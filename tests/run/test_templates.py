@@ -12,7 +12,7 @@ from absl import flags
 from nlrl_jax import launch
 from nlrl_jax.config import options, part
 from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.run import app, directory, models, players
+from nlrl_jax.run import app, directory, local_models, players
 from tests.tokenizers_from_wheels import small_tokenizer
 
 SOURCE = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}{{ enable_thinking }}{{ tone }}"
@@ -70,14 +70,14 @@ def test_a_run_keeps_its_variables_and_its_date(command, tmp_path):
 def test_variables_must_be_read_by_one_of_the_local_models(tmp_path):
     dataclasses.replace(small_tokenizer(), chat_template=SOURCE).save_pretrained(tmp_path)
     options = TemplateOptions("enable_thinking=false", shared=True)
-    models.check_templates(options, "nano_board", str(tmp_path), "endpoint", "")
+    local_models.check_templates(options, "nano_board", str(tmp_path), "endpoint", "")
     with pytest.raises(ValueError, match="sets enable_thinking, which the chat template of nano_board does not read"):
-        models.check_templates(options, "nano_board", "scripted")
+        local_models.check_templates(options, "nano_board", "scripted")
     with pytest.raises(ValueError, match="--extra 'chat_template_kwargs="):
-        models.check_templates(options, "endpoint", "scripted")
-    models.check_templates(TemplateOptions(), "endpoint")
+        local_models.check_templates(options, "endpoint", "scripted")
+    local_models.check_templates(TemplateOptions(), "endpoint")
     with pytest.raises(ValueError, match="which the model's chat template does not read"):
-        models.tokenizer_of("nano_board", TemplateOptions("enable_thinking=false"))
+        local_models.tokenizer_of("nano_board", TemplateOptions("enable_thinking=false"))
 
 
 def test_every_script_that_loads_a_language_model_takes_them():

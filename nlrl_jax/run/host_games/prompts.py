@@ -10,15 +10,12 @@ from collections.abc import Callable, Sequence
 
 from nlrl_jax.algorithms.imagine import POLICY
 from nlrl_jax.algorithms.planners.methods import Method
-from nlrl_jax.backends.by_role import ByRole
-from nlrl_jax.backends.endpoint import EndpointModel
-from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import Metered
+from nlrl_jax.backends import wrappers
 from nlrl_jax.config import check, option
 from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import Dialogue, History
-from nlrl_jax.types import Chat, HostGame, LanguageModel, Reply, Sampling, Score, Start
+from nlrl_jax.types import HostGame, LanguageModel, Start
 from nlrl_jax.weights.load import BUILT_IN, load_config
 
 FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examples"} that it learned from
@@ -81,41 +78,9 @@ def dialogue_of(
     return method.dialogue(game.rules, form == "compact", examples=examples, **more)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Prompted:
-    """A language model that reads the transcripts of any dialogue in prompts of its own.
-
-    Attributes:
-      dialogue: the instructions and examples that stand before a transcript, and the context that both must fit.
-    """
-
-    model: LanguageModel
-    dialogue: Dialogue
-
-    @property
-    def can_score(self) -> bool:
-        return self.model.can_score
-
-    def complete(
-        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
-    ) -> list[Reply]:
-        """See `types.LanguageModel`."""
-        own = [self._own(chat, sampling.max_tokens) for chat in chats]
-        return self.model.complete(own, sampling, role, seed, stop)
-
-    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
-        """See `types.LanguageModel`."""
-        longest = [max(map(self.dialogue.count, row)) for row in continuations]
-        own = [self._own(chat, new) for chat, new in zip(chats, longest, strict=True)]
-        return self.model.score(own, continuations, role)
-
-    def _own(self, chat: Chat, new: int) -> Chat:
-        return self.dialogue.chat(self.dialogue.fit(chat, new).history, chat.context["line"])
-
-
 def acts_apart(model: LanguageModel, policy: LanguageModel, dialogue: Dialogue) -> LanguageModel:
     """A model whose actions are `policy`'s, in prompts of `dialogue`; reflections, imagination and verdicts stay."""
-    return ByRole(model, {POLICY: Prompted(policy, dialogue)})
+    return wrappers.by_role(model, {POLICY: wrappers.in_dialogue(policy, dialogue)})
 
 
 def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **more: str) -> None:
@@ -182,18 +147,5 @@ def context_within(model: str, tokens: int) -> int:
 
 
 def context_of(model: LanguageModel, tokens: int) -> int:
-    """Tokens of the model's context: `tokens`, or the local model's own for 0; 0 if unknown."""
-    inner = inner_model(model)
-    own = inner.model.config.max_positions if isinstance(inner, LocalModel) else 0
-    return min(filter(None, (tokens, own)), default=0)
-
-
-def tokenizer_of(model: LanguageModel, endpoint: Tokenizer | None = None) -> Tokenizer | None:
-    """The tokenizer that counts a model's tokens; None where there is none."""
-    inner = inner_model(model)
-    return endpoint if isinstance(inner, EndpointModel) else getattr(inner, "tokenizer", None)
-
-
-def inner_model(model: LanguageModel) -> LanguageModel:
-    """The model without its meter; of models by role, the one that answers most roles."""
-    return inner_model(model.model) if isinstance(model, Metered | ByRole) else model
+    """Tokens of the model's context: `tokens`, or its own for 0; 0 if unknown."""
+    return min(filter(None, (tokens, model.facts.room)), default=0)

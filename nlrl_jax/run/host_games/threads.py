@@ -11,13 +11,8 @@ from typing import TypeVar
 
 import jax
 
-from nlrl_jax.backends.by_role import ByRole
-from nlrl_jax.backends.kv_cache import KVCache
-from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import Metered
 from nlrl_jax.run.host_games.journal import Journal
-from nlrl_jax.run.host_games.prompts import Prompted
-from nlrl_jax.types import HostGame, LanguageModel
+from nlrl_jax.types import HostGame
 from nlrl_jax.weights.load import BUILT_IN
 
 A = TypeVar("A")
@@ -51,30 +46,6 @@ def in_threads(run: Callable[[int], A], number: int, jobs: int, journal: Journal
             pool.shutdown(cancel_futures=True)
             raise
     return [future.result() for future in futures]
-
-
-def alone(model: LanguageModel, jobs: int) -> LanguageModel:
-    """The model with an empty cache of its own, where it has one."""
-    if isinstance(model, Metered):
-        own = alone(model.model, jobs)
-        return model if own is model.model else Metered(own, model.usage)
-    if isinstance(model, ByRole):
-        others = {role: alone(one, jobs) for role, one in model.others.items()}
-        return ByRole(alone(model.model, jobs), others)
-    if isinstance(model, Prompted):
-        return dataclasses.replace(model, model=alone(model.model, jobs))
-    if not isinstance(model, LocalModel) or model.cache is None:
-        return model
-    return dataclasses.replace(model, cache_mb=model.cache_mb / jobs)
-
-
-def caches(model: LanguageModel) -> list[KVCache]:
-    """The key/value caches of the local models in a model."""
-    if isinstance(model, ByRole):
-        return [cache for one in (model.model, *model.others.values()) for cache in caches(one)]
-    if isinstance(model, Metered | Prompted):
-        return caches(model.model)
-    return [model.cache] if isinstance(model, LocalModel) and model.cache is not None else []
 
 
 def one_at_a_time(game: HostGame) -> HostGame:

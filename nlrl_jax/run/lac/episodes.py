@@ -18,18 +18,16 @@ from nlrl_jax.algorithms.imagine import POLICY, NoLogProbability
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.algorithms.planners.methods import Method
-from nlrl_jax.backends.endpoint import EndpointModel
-from nlrl_jax.backends.kv_cache import KVCache
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import check_seed
 from nlrl_jax.files import write_json
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.rollouts.host_games import Episode, Move, play
 from nlrl_jax.run.host_games import threads
 from nlrl_jax.run.host_games.journal import Journal
-from nlrl_jax.run.host_games.prompts import inner_model
 from nlrl_jax.run.host_games.tasks import Task
-from nlrl_jax.types import HostGame, LanguageModel
+from nlrl_jax.types import HostGame, LanguageModel, as_model
 
 _ENOUGH = 20  # actions by which a model is judged
 # Steps after which keys and values are forgotten. They differ in the last bits from those that are computed anew, so a
@@ -118,9 +116,9 @@ def _play_batch(
 ) -> list[Episode]:
     """The episodes of one batch; those of its steps that are in the journal are repeated, not decided again."""
     spent, counts, journal = Usage(), {}, progress.journal
-    model, game = Metered(threads.alone(setting.model, setting.jobs), spent), setting.game
+    model, game = metered(as_model(setting.model).session(setting.jobs), spent), setting.game
     seed = lambda t: _seed(setting.seed, batch, t)
-    memory = threads.caches(model)
+    memory = model.memories
     if memory:
         _go_back(journal, batch, memory)
     earlier = [Move(**move) for move in journal.moves(batch)]
@@ -171,7 +169,7 @@ def _named(where: str) -> Iterator[None]:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _go_back(journal: Journal, batch: int, memory: Sequence[KVCache]) -> None:
+def _go_back(journal: Journal, batch: int, memory: Sequence[Any]) -> None:
     """Drops the steps of an unfinished batch since its models last forgot all texts, and gives the shapes of their
     programs back, which follow from earlier calls."""
     rows = journal.of(batch)
@@ -233,7 +231,7 @@ def as_json(episode: Episode) -> dict[str, Any]:
 def _tokens_of(name: str, model: LanguageModel, usage: Usage, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Read and written by all steps, each counted once. An endpoint's reply to an interrupted step is paid for once and
     then comes from the cache, so there the ledger is right."""
-    if not isinstance(inner_model(model), EndpointModel):
+    if not as_model(model).facts.address:
         return {field: sum(row["tokens"][field] for row in rows) for field in ("read", "written")}
     spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
     return {"read": sum(row["prompt_tokens"] for row in spent), "written": sum(row["tokens"] for row in spent)}

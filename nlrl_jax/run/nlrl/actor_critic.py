@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticSetup, State
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.roles.board_games import Viewer
-from nlrl_jax.run import exchanges, loop, models
+from nlrl_jax.run import exchanges, local_models, loop
 from nlrl_jax.run.reports import actor_critic as report
-from nlrl_jax.types import Learn, Pairs, Sampling
+from nlrl_jax.types import LanguageModel, Learn, Pairs, Sampling
 
 
 @flax.struct.dataclass
@@ -77,7 +78,7 @@ class Trainer:
 
         def learned(pairs):
             model = self.teach_format(self.base, pairs)[0] if pairs else self.base
-            return models.on_device(model.variables[self.train])
+            return local_models.on_device(model.variables[self.train])
 
         policy = learned(self.format_policy)
         value = learned(self.format_value)
@@ -85,9 +86,10 @@ class Trainer:
 
     def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> State:
         """The state in algorithm 3's terms."""
-        with_learned = lambda learned: Metered(
-            self.base.with_variables({**self.base.variables, self.train: learned}), self.usage
-        )
+
+        def with_learned(learned: Any) -> LanguageModel:
+            return metered(self.base.with_variables({**self.base.variables, self.train: learned}), self.usage)
+
         return State(with_learned(state.policy), with_learned(state.value), buffer, int(state.iteration))
 
     def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
@@ -100,9 +102,9 @@ class Trainer:
         exchanges.write_pairs(self.values_file(i), after.buffer[-1])
         when = f"iteration {i + 1}, against {self.opponent}"
         exchanges.write(self.run_dir, i, report.exchanges(log, when, self.draw))
-        learned = lambda model: model.model.variables[self.train]
+        policy, value = (model.facts.local.variables[self.train] for model in (after.policy, after.value))
         recent = (state.policy, *state.recent)[: self.average - 1]
-        return Learned(learned(after.policy), learned(after.value), jnp.asarray(i + 1, jnp.int32), recent), log.metrics
+        return Learned(policy, value, jnp.asarray(i + 1, jnp.int32), recent), log.metrics
 
     def values_file(self, iteration: int) -> pathlib.Path:
         return self.run_dir / "values" / f"{iteration:05d}.jsonl"

@@ -16,9 +16,10 @@ from nlrl_jax.algorithms import language_td
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import Data
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.roles.board_games import TDRoles
-from nlrl_jax.run import exchanges, loop, models, results
+from nlrl_jax.run import exchanges, local_models, loop, results
 from nlrl_jax.run.reports import language_td as report
 from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Sampling
 
@@ -70,11 +71,11 @@ class Trainer:
     def init(self) -> Learned:
         """The base model, after it learned the reply format."""
         self.start = self.learn(self.base, self.format_pairs)[0] if self.format_pairs else self.base
-        return Learned(models.on_device(self.start.variables[self.train]), jnp.zeros((), jnp.int32))
+        return Learned(local_models.on_device(self.start.variables[self.train]), jnp.zeros((), jnp.int32))
 
-    def model(self, state: Learned) -> Metered:
+    def model(self, state: Learned) -> LanguageModel:
         """The value model of a state, its calls counted."""
-        return Metered(self.base.with_variables({**self.base.variables, self.train: state.value}), self.usage)
+        return metered(self.base.with_variables({**self.base.variables, self.train: state.value}), self.usage)
 
     def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
         i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
@@ -84,11 +85,11 @@ class Trainer:
             self.data.train, self.roles, self.model(state), self.large, learn, self.learning, seed, first_value
         )
         exchanges.write(self.run_dir, i, report.learned(found, i, self.draw))
-        return Learned(value.model.variables[self.train], jnp.asarray(i + 1, jnp.int32)), metrics
+        return Learned(value.facts.local.variables[self.train], jnp.asarray(i + 1, jnp.int32)), metrics
 
     def learn_anew(self, model, pairs):
         """The starting model after SFT; `model` if no example fits."""
-        learned, metrics = self.learn(Metered(self.start, self.usage), pairs)
+        learned, metrics = self.learn(metered(self.start, self.usage), pairs)
         return (learned if metrics["examples"] else model), metrics
 
     def judge(self, state: Learned) -> tuple[Sides, list[str]]:

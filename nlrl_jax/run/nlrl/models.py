@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from nlrl_jax.algorithms import sft
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import DTYPES, check, listed, option, part
 from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.run import models, players
-from nlrl_jax.types import Chat
+from nlrl_jax.run import endpoints, local_models, models, players
+from nlrl_jax.types import Chat, LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Learner:
         check(self)
 
     def load(self, train: str, seed: int) -> LocalModel:
-        """The model before it learned anything; see `models.trainable_model`."""
-        return models.trainable_model(
+        """The model before it learned anything; see `local_models.trainable_model`."""
+        return local_models.trainable_model(
             self.model, self.dtype, train, seed, players.parse_mesh(self.mesh), self.templates
         )
 
@@ -48,7 +49,7 @@ class Models:
         "scripted", "the large model, which aggregates and improves: scripted (rules), endpoint, or a local model"
     )
     prompted: str = option("", "other models, evaluated as prompted, separated by commas, such as smollm2 or endpoint")
-    endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
+    endpoint: endpoints.Endpoint = part(endpoints.Endpoint(), without=("endpoint_tokenizer",))
 
     def __post_init__(self):
         check(self)
@@ -75,10 +76,10 @@ class Models:
         """Whether the large model is an endpoint."""
         return self.aggregator == "endpoint"
 
-    def large(self, name: str, rules: Mapping[str, Script], run_dir: pathlib.Path, usage: Usage) -> Metered:
-        """The large model, or one that is evaluated as prompted; see `models.large_model`."""
+    def large(self, name: str, rules: Mapping[str, Script], run_dir: pathlib.Path, usage: Usage) -> LanguageModel:
+        """The large model, or one that is evaluated as prompted, its calls counted; see `models.large_model`."""
         local = {"mesh": players.parse_mesh(self.own.mesh), "templates": self.own.templates}
-        return models.large_model(name, rules, run_dir, usage, self.endpoint, **local)
+        return metered(models.large_model(name, rules, run_dir, usage, self.endpoint, **local), usage)
 
     def validate(
         self,
@@ -99,7 +100,7 @@ class Models:
         taught = large_max_tokens * (self.aggregator != "scripted")
         model, templates, names = self.own.model, self.own.templates, self.labels.values()
         check_rows(model, examples, row_tokens, max_tokens, taught, templates)
-        models.check_templates(templates, model, self.aggregator, *names)
+        local_models.check_templates(templates, model, self.aggregator, *names)
         for name, chats in ((self.aggregator, []), *((name, [prompt_of(name)]) for name in names)):
             models.check_large_model(name, self.endpoint, large_max_tokens, chats, ask, templates)
 
@@ -123,7 +124,7 @@ def check_rows(
     Raises:
       FileNotFoundError, ValueError: no such model, or rows too short.
     """
-    tokenized = sft.tokenize(models.tokenizer_of(model, templates), examples)
+    tokenized = sft.tokenize(local_models.tokenizer_of(model, templates), examples)
     prompt = max(example.start for example in tokenized)
     needed = max(*(len(example.tokens) for example in tokenized), prompt + max_tokens + 1)
     if needed > row_tokens:

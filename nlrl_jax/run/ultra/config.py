@@ -9,7 +9,7 @@ from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.algorithms.ultra import GuidanceConfig
 from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.run import models
+from nlrl_jax.run import endpoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RunConfig:
     episodes: int = option(3000, "episodes of the base agent that the analyst reads", least=1)
     episode_steps: int = option(400, "maximum steps of an episode that the analyst reads", least=1)
     analyst: str = option("scripted", "scripted, endpoint, or a local model's name")
-    endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
+    endpoint: endpoints.Endpoint = part(endpoints.Endpoint(), without=("endpoint_tokenizer",))
     templates: TemplateOptions = part(TemplateOptions(shared=True))
     guidance: GuidanceConfig = part(GuidanceConfig(floor=3.0), without=("actions", "rewards"))
     cell: int = option(2, "Pong: side of the blocks that count as one state in the lookup table; 1 is exact", least=1)

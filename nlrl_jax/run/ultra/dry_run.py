@@ -14,7 +14,7 @@ import numpy as np
 
 from nlrl_jax.algorithms.analyst import SAMPLINGS, analyse
 from nlrl_jax.algorithms.refiners import methods as refiners
-from nlrl_jax.backends.scripted import CHARACTERS
+from nlrl_jax.backends.wrappers import CHARACTERS
 from nlrl_jax.roles.trajectories import ControlEpisode
 from nlrl_jax.rollouts import control
 from nlrl_jax.run.dry_run import CallPlan

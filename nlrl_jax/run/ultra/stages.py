@@ -19,13 +19,14 @@ from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.refiners.methods import Shared
 from nlrl_jax.algorithms.ultra import LookupTable
-from nlrl_jax.backends.reply_cache import CachedModel, DiskCache
+from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import cached, metered
 from nlrl_jax.config import check_seed
 from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.rollouts import control
 from nlrl_jax.rollouts.control import Trajectories
-from nlrl_jax.run import loop, models, results
+from nlrl_jax.run import local_models, loop, models, results
 from nlrl_jax.run.directory import part_of
 from nlrl_jax.run.ultra.base_agents import base_of
 from nlrl_jax.run.ultra.config import RunConfig, count, folder_of, seeds_of
@@ -90,7 +91,7 @@ class Run:
 
     def fresh_agent(self) -> PPOState:
         """The base agent before its training."""
-        return models.on_device(ppo.init_state(self.game.env, self.game.params, self.base_ppo, self.key(0)))
+        return local_models.on_device(ppo.init_state(self.game.env, self.game.params, self.base_ppo, self.key(0)))
 
     def base(self) -> PPOState:
         """The sub-optimal agent: trained, or copied from another run once. Errors: see `base_agents.base_of`."""
@@ -127,10 +128,10 @@ class Run:
         if self.game.roles is None:
             return None
         scripts, templates = self.game.scripts, config.templates
-        metered = models.large_model(name, scripts, self.run_dir, usage, config.endpoint, templates=templates)
-        if name in ("scripted", "endpoint"):  # rules cost nothing, and an endpoint has its own cache
-            return metered
-        return dataclasses.replace(metered, model=CachedModel(metered.model, DiskCache(self.run_dir / "cache")))
+        model = models.large_model(name, scripts, self.run_dir, usage, config.endpoint, templates=templates)
+        if name not in ("scripted", "endpoint"):  # rules cost nothing, and an endpoint has its own cache
+            model = cached(model, DiskCache(self.run_dir / "cache"))
+        return metered(model, usage)
 
     def findings(
         self,
@@ -235,7 +236,7 @@ class Run:
         config, folder = self.config, self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         keys = jax.random.split(self.key(4), config.seeds)
-        states = models.on_device(jax.vmap(lambda key: refiners.start(name, shared, base, key))(keys))
+        states = local_models.on_device(jax.vmap(lambda key: refiners.start(name, shared, base, key))(keys))
         update = jax.jit(keep_finite(jax.vmap(refiners.update(name, shared))))
         states = loop.restore(folder, states) if self.resume else states
         if int(states.iteration[0]) < config.iterations:

@@ -12,15 +12,16 @@ from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.program_shapes import Shapes
 from nlrl_jax.backends.reply_cache import DiskCache
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import replace
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.run.host_games import journal, threads
-from nlrl_jax.run.host_games.prompts import acts_apart, check_words, inner_model
+from nlrl_jax.run.host_games import journal
+from nlrl_jax.run.host_games.prompts import acts_apart, check_words
 from nlrl_jax.run.lac import episodes
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method, unreadable
-from nlrl_jax.run.models import local_model
-from nlrl_jax.types import Outcome
+from nlrl_jax.run.local_models import local_model
+from nlrl_jax.types import LanguageModel, Outcome, as_model
 from nlrl_jax.weights.load import load_tokenizer
 from tests.algorithms.corridor import ACTIONS, GAME, START, Corridor
 from tests.backends.server import Server
@@ -34,7 +35,7 @@ def run(model, folder=None, name="lac", tasks=TASKS, game=GAME, usage=None, **mo
     if folder:
         folder.mkdir(exist_ok=True)
     usage, method = usage or Usage(folder), METHODS[name]
-    setting = Setting(Metered(model, usage), usage, game, CONFIG, parallel=2, run_dir=folder, **more)
+    setting = Setting(metered(model, usage), usage, game, CONFIG, parallel=2, run_dir=folder, **more)
     return run_method(setting, name, method, method.dialogue(game.rules, False), tasks)
 
 
@@ -92,18 +93,30 @@ class Memory:
         self.cleared += 1
 
 
+class Remembering(LanguageModel):
+    """A model whose every session has a memory, which is noted in `opened`."""
+
+    memories = ()
+
+    def __init__(self, model, opened):
+        self.model, self.opened = model, opened
+
+    def answer(self, requests):
+        return as_model(self.model).answer(requests)
+
+    def session(self, number=1):
+        session = Remembering(self.model, self.opened)
+        session.memories = (Memory(),)
+        session.memories[0].shapes.choose("read", [(32, 2, 64, 4)])
+        self.opened += session.memories
+        return session
+
+
 def test_a_model_that_keeps_texts_goes_on_where_it_forgot_them(tmp_path, monkeypatch):
     """Every second step; with the shapes of programs that it had then."""
     monkeypatch.setattr(episodes, "PERIOD", 2)
     memories = []
-
-    def caches(model):
-        memories.append(Memory())
-        memories[-1].shapes.choose("read", [(32, 2, 64, 4)])
-        return memories[-1:]
-
-    monkeypatch.setattr(threads, "caches", caches)
-    whole = run(Corridor(), tmp_path / "whole", "react", tasks=TASKS[:2])
+    whole = run(Remembering(Corridor(), memories), tmp_path / "whole", "react", tasks=TASKS[:2])
     lines = (tmp_path / "whole" / "moves" / "react.jsonl").read_text().splitlines()
     assert memories[0].cleared == -(-len(lines) // 2)
     assert [("shapes" in json.loads(line)) for line in lines] == [i % 2 == 1 for i in range(len(lines))]
@@ -112,7 +125,7 @@ def test_a_model_that_keeps_texts_goes_on_where_it_forgot_them(tmp_path, monkeyp
         (folder / "moves").mkdir(parents=True)
         (folder / "moves" / "react.jsonl").write_text("".join(f"{line}\n" for line in lines[:steps]))
         model = Corridor()
-        resumed = run(model, folder, "react", tasks=TASKS[:2])
+        resumed = run(Remembering(model, memories), folder, "react", tasks=TASKS[:2])
         assert resumed["episodes"] == whole["episodes"] and resumed["tokens"] == whole["tokens"]
         repeated = sum(role == "policy" for role, _ in model.roles) - (len(lines) - steps)
         assert repeated == (steps % 2 if steps < len(lines) else 0)  # an episode that is over is over
@@ -272,16 +285,13 @@ def test_parts_at_once_do_what_they_do_one_by_one(tmp_path):
 
 
 def test_each_part_has_a_local_model_with_an_empty_cache_of_its_own():
-    model = Metered(local_model("nano_babyai", chat=False, cache_mb=4.0), Usage())
-    one, other = (threads.alone(model, 2) for _ in range(2))
-    assert one.model.cache is not other.model.cache and one.model.cache_mb == 2 and one.usage is model.usage
-    assert one.model.variables is model.model.variables
-    plain = Metered(Corridor(), Usage())
-    assert threads.alone(plain, 2) is plain
-    both = Metered(acts_apart(model.model, model.model, None), Usage())
-    own = threads.alone(both, 2).model
-    caches = [model.model.cache, own.model.cache, own.others["policy"].model.cache]
-    assert len(set(map(id, caches))) == 3 and inner_model(both) is model.model
+    local, usage = local_model("nano_babyai", chat=False, cache_mb=4.0), Usage()
+    (one,), (other,) = (metered(local, usage).session(2).memories for _ in range(2))
+    assert len({id(cache) for cache in (local.cache, one, other)}) == 3 and local.session(2).cache_mb == 2
+    assert local.session(2).variables is local.variables
+    assert metered(Corridor(), usage).session(2).memories == ()
+    both = metered(acts_apart(local, local, None), usage)
+    assert both.facts.local is local and len({*map(id, both.session(2).memories), id(local.cache)}) == 3
 
 
 @pytest.mark.parametrize(
