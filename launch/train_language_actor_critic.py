@@ -29,7 +29,7 @@ from absl import flags
 
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, State
-from nlrl_jax.algorithms.sft import SFTConfig
+from nlrl_jax.algorithms.sft import SFTConfig, learner
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, option, part, replace, seed_option
@@ -146,8 +146,8 @@ def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: U
     """The actor-critic against one opponent, with its models. Its page and checkpoints are in `run_dir`."""
     sft = dataclasses.replace(config.sft, seed=config.seed)
     policy_sft = dataclasses.replace(sft, learning_rate=config.policy_learning_rate)
-    learn = sft.learner(sft)
-    fixed = setup(config, opponent, large, sft.learner(policy_sft), learn)
+    learn = learner(sft)
+    fixed = setup(config, opponent, large, learner(policy_sft), learn)
     base, examples = config.models.own.load(sft.train, sft.seed), format_pairs(fixed, config.format_examples, sft.seed)
     return Trainer(
         fixed, opponent, base, sft.train, learn, *examples, config.average, config.eval_games, sft.seed, run_dir, usage,
