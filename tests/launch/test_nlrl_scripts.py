@@ -9,7 +9,7 @@ import pytest
 
 from nlrl_jax.config import make
 from nlrl_jax.launch import train_language_actor_critic
-from nlrl_jax.run import exchanges, models, results
+from nlrl_jax.run import exchanges, local_models, models, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.nlrl import actor_critic as actor_critic_run
 from nlrl_jax.types import Chat, Piece
@@ -159,8 +159,8 @@ def counted(capsys):
 
 @pytest.fixture
 def no_models(monkeypatch):
-    for name in ("large_model", "trainable_model", "tokenizer_of"):
-        monkeypatch.setattr(models, name, lambda *_, **__: 1 / 0)
+    for module, name in ((models, "large_model"), (local_models, "trainable_model"), (local_models, "tokenizer_of")):
+        monkeypatch.setattr(module, name, lambda *_, **__: 1 / 0)
 
 
 def test_dry_runs_count_and_need_no_model(capsys, no_models):

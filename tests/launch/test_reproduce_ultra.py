@@ -16,7 +16,7 @@ from nlrl_jax.algorithms.refiners import methods
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.envs.pong import env as pong
 from nlrl_jax.envs.pong import rule_based as scripted
-from nlrl_jax.run import models, results
+from nlrl_jax.run import local_models, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.reports.comparison import parts_of, read_run
@@ -222,7 +222,7 @@ def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, 
 
         return ScriptedModel({role: functools.partial(counted, role) for role in scripted.SCRIPTS})
 
-    monkeypatch.setattr(models, "local_model", local_model)
+    monkeypatch.setattr(local_models, "local_model", local_model)
     args = ("--methods=MASK-R", "--iterations=1", f"--base={done}", "--analyst=mine")
     assert "killed" in refusal(tmp_path, *args)
     before, _ = answered.copy(), fails.clear()
