@@ -11,7 +11,7 @@ history begins at a task, so the model repeats its actions in the game and asks 
     critic  What it says of a step is true with this probability: GOOD if the expert needs fewer steps to success
             afterwards, or if the action was the expert's and the observation is what that action leads to; UNKNOWN if
             it needs as many as before and the step was no idle one (a look into an empty cupboard); else BAD. The
-            opposite of GOOD is BAD; in place of UNKNOWN it says either. log P(GOOD) - log P(BAD) is
+            opposite of GOOD is BAD; in node of UNKNOWN it says either. log P(GOOD) - log P(BAD) is
             |log(critic / (1 - critic))| with the sign of what it says, and 0 for UNKNOWN, after which an imagined
             rollout of LAC goes on. Rewards, values (the share of the way that is done, in quarters) and probabilities
             of success are wrong as often.
@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from nlrl_jax.config import OptionError, assignments, check, option
-from nlrl_jax.envs.expert_states import Place, States, rng_of, steps_of
+from nlrl_jax.envs.expert_states import States, TranscriptNode, rng_of, steps_of
 from nlrl_jax.roles.dialogues import BAD, GOOD, PROBABILITY, UNKNOWN, VERDICT, History
 from nlrl_jax.types import (
     Answer,
@@ -123,11 +123,11 @@ class _Question(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step to judge: the place before it, the action, and the place after it."""
+    """A step to judge: the node before it, the action, and the node after it."""
 
-    before: Place
+    before: TranscriptNode
     action: str
-    after: Place
+    after: TranscriptNode
 
 
 class Expert(LanguageModel):
@@ -155,27 +155,27 @@ class Expert(LanguageModel):
         self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int, stop: Sequence[str]
     ) -> list[Reply]:
         with self._lock:
-            places, replies = self.states.find([chat.context["history"] for chat in chats]), []
-            asked = [_Question.of(chat) for chat in chats]
-            self._foresee(zip(asked, places, strict=True))
-            for i, (chat, question, place) in enumerate(zip(chats, asked, places, strict=True)):
+            nodes, replies = self.states.find([chat.context["history"] for chat in chats]), []
+            questions = [_Question.of(chat) for chat in chats]
+            self._foresee(zip(questions, nodes, strict=True))
+            for i, (chat, question, node) in enumerate(zip(chats, questions, nodes, strict=True)):
                 drawn = f"{seed}/{i}" if sampling.temperature > 0 else ""
-                text = self._answer(question, place, drawn, sampling.temperature)
+                text = self._answer(question, node, drawn, sampling.temperature)
                 replies.append(cut(Reply(f" {text}", _tokens(chat), _length(text)), stop))
         return replies
 
     def _score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         with self._lock:
-            places = self.states.find([chat.context["history"] for chat in chats])
-            asked = [_Question.of(chat) for chat in chats]
-            self._foresee(zip(asked, places, strict=True))
+            nodes = self.states.find([chat.context["history"] for chat in chats])
+            questions = [_Question.of(chat) for chat in chats]
+            self._foresee(zip(questions, nodes, strict=True))
             rows = []
-            for chat, question, place, texts in zip(chats, asked, places, continuations, strict=True):
+            for chat, question, node, texts in zip(chats, questions, nodes, continuations, strict=True):
                 if question.line == "Action:":
-                    policy = self.policy(place, question.goal)
+                    policy = self.policy(node, question.goal)
                     chances = [policy.get(text.strip(), _UNLIKELY) for text in texts]
                 else:
-                    good = self._said(question, place)
+                    good = self._probability_good(question, node)
                     chances = [good, 1 - good, *[_UNLIKELY] * len(texts)][: len(texts)]
                 first, *rest = [
                     Score(math.log(max(p, _UNLIKELY)), _length(text)) for p, text in zip(chances, texts, strict=True)
@@ -183,115 +183,115 @@ class Expert(LanguageModel):
                 rows.append([first._replace(prompt_tokens=_tokens(chat)), *rest])
         return rows
 
-    def _answer(self, asked: _Question, place: Place, drawn: str, temperature: float) -> str:
+    def _answer(self, question: _Question, node: TranscriptNode, drawn: str, temperature: float) -> str:
         """The rest of a line, without the blank before it."""
-        line, rng = asked.line, rng_of(place.key, asked.goal, asked.line)
+        line, rng = question.line, rng_of(node.key, question.goal, question.line)
         if line == "Action:":
-            policy = self.policy(place, asked.goal)
+            policy = self.policy(node, question.goal)
             action = max(policy, key=policy.get)
             if drawn:
                 weights = [p ** (1 / temperature) for p in policy.values()]
-                action = rng_of(place.key, asked.goal, drawn).choices(list(policy), weights)[0]
-            return f"<action>{action}</action>" if asked.tagged else action
+                action = rng_of(node.key, question.goal, drawn).choices(list(policy), weights)[0]
+            return f"<action>{action}</action>" if question.tagged else action
         if line == "Observation:":
-            return " ".join(self._imagined(place, asked.action).observation.split())
+            return " ".join(self._imagined(node, question.action).observation.split())
         right = rng.random() < self.rates.critic
         if line == "Critic:":
-            return f"{VERDICT} {self._verdict(asked, place)}."
+            return f"{VERDICT} {self._verdict(question, node)}."
         if line.endswith(PROBABILITY):
-            return f"{self._said(asked, place):.2f}."
+            return f"{self._probability_good(question, node):.2f}."
         if line.endswith(VERDICT):
-            return f"{self._verdict(asked, place)}."
+            return f"{self._verdict(question, node)}."
         if line == "Reward:":
-            return str(int(place.won == right))
+            return str(int(node.won == right))
         if line == "Value:":
-            done = self._done(place)
-            shown = done if right else rng.choice([n for n in range(_QUARTERS + 1) if n != done])
-            return f"The value is {shown}/{_QUARTERS}."
-        return f"The next action is {max(policy := self.policy(place, asked.goal), key=policy.get)}."
+            done = self._done(node)
+            quarters = done if right else rng.choice([n for n in range(_QUARTERS + 1) if n != done])
+            return f"The value is {quarters}/{_QUARTERS}."
+        return f"The next action is {max(policy := self.policy(node, question.goal), key=policy.get)}."
 
-    def policy(self, place: Place, goal: str = "") -> dict[str, float]:
+    def policy(self, node: TranscriptNode, goal: str = "") -> dict[str, float]:
         """Action -> pi(action | transcript); the favourite, which it writes, is the first of the largest."""
-        right, others = self.states.options(place)
-        rng, p = rng_of(place.key, goal, "policy"), self.rates.prior
-        rng.shuffle(others)
-        ordered = [right, *others]
-        if others and rng.random() >= p:
+        right, alternatives = self.states.options(node)
+        rng, p = rng_of(node.key, goal, "policy"), self.rates.prior
+        rng.shuffle(alternatives)
+        ordered = [right, *alternatives]
+        if alternatives and rng.random() >= p:
             ordered[0], ordered[1] = ordered[1], ordered[0]
-        share = max((1 - p) / max(len(others), 1), _UNLIKELY)
-        chances = {action: share for action in ordered} | {ordered[0]: max(p, _UNLIKELY) if others else 1.0}
+        share = max((1 - p) / max(len(alternatives), 1), _UNLIKELY)
+        chances = {action: share for action in ordered} | {ordered[0]: max(p, _UNLIKELY) if alternatives else 1.0}
         rest = list(chances.items())[1:]
         rng.shuffle(rest)
         # Equal chances in an order of their own, so that "the best n" leave out any of them.
         tilted = {action: chance * (1 - 1e-6 * n) for n, (action, chance) in enumerate(rest)}
         return {ordered[0]: chances[ordered[0]], **tilted}
 
-    def _verdict(self, asked: _Question, place: Place) -> str:
-        said = self._said(asked, place)
-        return UNKNOWN if said == 0.5 else GOOD if said > 0.5 else BAD
+    def _verdict(self, question: _Question, node: TranscriptNode) -> str:
+        probability = self._probability_good(question, node)
+        return UNKNOWN if probability == 0.5 else GOOD if probability > 0.5 else BAD
 
-    def _said(self, asked: _Question, place: Place) -> float:
+    def _probability_good(self, question: _Question, node: TranscriptNode) -> float:
         """P(GOOD) of the last step, or of the action that the line begins with."""
-        step = self._judged(asked, place)
+        step = self._judged(question, node)
         if step is None:
             return 0.5
-        rng = rng_of(step.before.key, step.action, step.after.key, asked.goal, "critic")
+        rng = rng_of(step.before.key, step.action, step.after.key, question.goal, "critic")
         is_right, truth, rate = rng.random() < self.rates.critic, self._truth(step), self.rates.critic
         if truth == UNKNOWN and is_right:
             return 0.5
-        says = rng.random() < 0.5 if truth == UNKNOWN else (truth == GOOD) == is_right
-        sure = min(max(rate, 1 - rate, 0.5 + _LEAST), 1 - _LEAST)
-        return sure if says else 1 - sure
+        is_good = rng.random() < 0.5 if truth == UNKNOWN else (truth == GOOD) == is_right
+        confidence = min(max(rate, 1 - rate, 0.5 + _LEAST), 1 - _LEAST)
+        return confidence if is_good else 1 - confidence
 
-    def _judged(self, asked: _Question, place: Place) -> _Step | None:
+    def _judged(self, question: _Question, node: TranscriptNode) -> _Step | None:
         """The step that a line of the critic is about; None before the first."""
-        if asked.action:
-            (outcome,) = self.states.step([place], [asked.action])
-            return _Step(place, asked.action, place.then(f"{place.key}/{asked.action}", asked.action, outcome))
-        steps = steps_of(asked.history)
+        if question.action:
+            (outcome,) = self.states.step([node], [question.action])
+            return _Step(node, question.action, node.after(f"{node.key}/{question.action}", question.action, outcome))
+        steps = steps_of(question.history)
         if not steps:
             return None
-        (before,) = self.states.find([dataclasses.replace(asked.history, steps=tuple(steps[:-1]), past=())])
-        return _Step(before, steps[-1].action, place)
+        (before,) = self.states.find([dataclasses.replace(question.history, steps=tuple(steps[:-1]), past=())])
+        return _Step(before, steps[-1].action, node)
 
     def _truth(self, step: _Step) -> str:
         """GOOD, UNKNOWN or BAD; see the module: `critic`."""
         if step.after.won:
             return GOOD
-        if step.after.shown and not step.before.over and step.action == self.states.move(step.before):
+        if step.after.expected and not step.before.finished and step.action == self.states.move(step.before):
             return GOOD
-        after, before = self.states.left([step.after, step.before])
+        after, before = self.states.steps_left([step.after, step.before])
         if after == before < math.inf and not step.after.idle:
             return UNKNOWN
         return GOOD if after < before else BAD
 
-    def _done(self, place: Place) -> int:
+    def _done(self, node: TranscriptNode) -> int:
         """Quarters of the way from the beginning of the task that are done; all of them if it is won."""
-        if place.won:
+        if node.won:
             return _QUARTERS
-        (start,) = self.states.find([History("", "", task=place.task)])
-        whole, left = self.states.left([start, place])
-        if math.isinf(whole) or math.isinf(left):
+        (start,) = self.states.find([History("", "", task=node.task)])
+        whole, steps_left = self.states.steps_left([start, node])
+        if math.isinf(whole) or math.isinf(steps_left):
             return 0
-        return min(_QUARTERS - 1, max(0, int(_QUARTERS * (whole - left) / max(whole, 1))))
+        return min(_QUARTERS - 1, max(0, int(_QUARTERS * (whole - steps_left) / max(whole, 1))))
 
-    def _foresee(self, asked: Iterable[tuple[_Question, Place]]) -> None:
+    def _foresee(self, questions: Iterable[tuple[_Question, TranscriptNode]]) -> None:
         """Computes in batches what the answers will read: outcomes of actions, and steps to success."""
-        pairs = list(asked)
-        pending = [(question, place) for question, place in pairs if question.action]
-        self.states.step([place for _, place in pending], [question.action for question, _ in pending])
-        self.states.mistakes([(place, q.action) for q, place in pending if q.line == "Observation:"])
+        pairs = list(questions)
+        pending = [(question, node) for question, node in pairs if question.action]
+        self.states.step([node for _, node in pending], [question.action for question, _ in pending])
+        self.states.mistakes([(node, q.action) for q, node in pending if q.line == "Observation:"])
         if self.states.counts:
             return
-        steps = [self._judged(q, place) for q, place in pairs if q.is_critic]
-        asked_for = [step for step in steps if step and step.action != self.states.move(step.before)]
-        self.states.left([place for step in asked_for for place in (step.before, step.after)])
+        steps = [self._judged(q, node) for q, node in pairs if q.is_critic]
+        compared = [step for step in steps if step and step.action != self.states.move(step.before)]
+        self.states.steps_left([node for step in compared for node in (step.before, step.after)])
 
-    def _imagined(self, place: Place, action: str) -> Outcome:
+    def _imagined(self, node: TranscriptNode, action: str) -> Outcome:
         """What the model imagines after an action."""
-        (outcome,) = self.states.step([place], [action])
-        (mistake,) = self.states.mistakes([(place, action)])
-        return mistake or outcome or Outcome(place.state, "Nothing happens.")
+        (outcome,) = self.states.step([node], [action])
+        (mistake,) = self.states.mistakes([(node, action)])
+        return mistake or outcome or Outcome(node.state, "Nothing happens.")
 
 
 def _tokens(chat: Chat) -> int:

@@ -44,10 +44,10 @@ class CallProgress:
             self.finished += calls
             self._show()
 
-    def waiting(self, why: str) -> None:
+    def waiting(self, reason: str) -> None:
         """A call has failed and is made again after a while."""
         with self._lock:
-            self._show(f"; {why}")
+            self._show(f"; {reason}")
 
     def text(self) -> str:
         """The line, without the time left before one call is done."""
@@ -60,19 +60,19 @@ class CallProgress:
             parts.append(f"about {int(seconds) // 60}:{int(seconds) % 60:02d} left")
         return ", ".join(parts)
 
-    def _show(self, more: str = "") -> None:
+    def _show(self, suffix: str = "") -> None:
         file, now = self._file or sys.stderr, time.monotonic()
         if file.isatty() and (self._file or file is sys.__stderr__):  # not where a bar of rich prints what comes by
             if self.finished >= self.total:
                 text = ""
-            elif now - self._begun < QUIET or now - self._shown < 0.2:
+            elif now - self._begun < QUIET or now - self._shown < 0.2:  # a flickering line cannot be read
                 return
             else:
-                text = self.text() + more
+                text = self.text() + suffix
             if text or self._width:
-                file.write(f"\r{text.ljust(self._width)}" + "\r" * (not text))
+                file.write(f"\r{text.ljust(self._width)}" + "\r" * (not text))  # blanks over a longer line before
                 file.flush()
             self._shown, self._width = now, len(text)
         elif now - self._shown >= EVERY:
             self._shown = now
-            print(self.text() + more, file=file, flush=True)
+            print(self.text() + suffix, file=file, flush=True)

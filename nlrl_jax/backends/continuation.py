@@ -45,8 +45,8 @@ def continuation(text: str, reply: str) -> str:
         inner = _labelled(text, inner)
     end = _repeated(text, inner)
     if end:
-        begun = inner[: len(inner) - len(inner.lstrip(_MARKS + "\n"))].strip()
-        return _glued(_unmarked(inner[end:], begun))
+        marks = inner[: len(inner) - len(inner.lstrip(_MARKS + "\n"))].strip()
+        return _glued(_unmarked(inner[end:], marks))
     if text.rstrip().endswith(":"):
         if (unwrapped := _unwrapped(inner)) != inner:
             return _glued(unwrapped)
@@ -63,20 +63,22 @@ def _repeated(text: str, reply: str) -> int:
     words = list(re.finditer(r"\w+", reply))
     if not words or reply[: words[0].start()].strip(_MARKS + "\n"):
         return 0
-    own = list(re.finditer(r"\w+", text))[-len(words) :]
-    fold = lambda matches: [match[0].casefold() for match in matches]
-    said, given = fold(words), fold(own)
-    for k in range(len(own), 0, -1):
-        if given[-k] == said[0] and given[-k:] == said[:k] and _begins(text, own[-k].start()):
+    text_words = list(re.finditer(r"\w+", text))[-len(words) :]
+    reply_folded = [match[0].casefold() for match in words]
+    text_folded = [match[0].casefold() for match in text_words]
+    # The longest end of the text first: its last k words are the reply's first k.
+    for k in range(len(text_words), 0, -1):
+        same = text_folded[-k] == reply_folded[0] and text_folded[-k:] == reply_folded[:k]
+        if same and _begins(text, text_words[-k].start()):
             end = words[k - 1].end()
-            if not text[own[-1].end() :].strip():  # the text ends in a word
+            if not text[text_words[-1].end() :].strip():  # the text ends in a word
                 return end
             separator = _SEPARATOR.match(reply, end)
             if separator or k > 2:
                 return separator.end() if separator else end
     label, colon, _ = text.rstrip("\n").rpartition("\n")[2].partition(":")
     label = re.findall(r"\w+", label.casefold())
-    if colon and label and said[: len(label)] == label:
+    if colon and label and reply_folded[: len(label)] == label:
         separator = _SEPARATOR.match(reply, words[len(label) - 1].end())
         return separator.end() if separator else 0
     return 0
@@ -91,8 +93,8 @@ def _labelled(text: str, reply: str) -> str:
 
 def is_another_message(text: str, reply: str) -> bool:
     """Whether the continuation of a text is none: empty, another line of the transcript, or chatter."""
-    begun = re.match(r"\s*([A-Z][\w ]{1,40}):", reply)
-    other_line = begun is not None and re.search(rf"^{re.escape(begun[1])}:", text, re.MULTILINE)
+    label = re.match(r"\s*([A-Z][\w ]{1,40}):", reply)
+    other_line = label is not None and re.search(rf"^{re.escape(label[1])}:", text, re.MULTILINE)
     return not reply.strip() or bool(other_line or _CHATTER.match(reply.lstrip(_MARKS + "\n")))
 
 
@@ -105,25 +107,26 @@ def _begins(text: str, start: int) -> bool:
 def _unwrapped(line: str) -> str:
     """A line without quotes around all of it."""
     inner = line.rstrip()
-    for left, right in _WRAPS:
-        if line.startswith(left) and inner.endswith(right) and len(inner) > len(left + right):
-            return inner.removeprefix(left).removesuffix(right)
+    for opening, closing in _WRAPS:
+        if line.startswith(opening) and inner.endswith(closing) and len(inner) > len(opening + closing):
+            return inner.removeprefix(opening).removesuffix(closing)
     return line
 
 
-def _unmarked(rest: str, begun: str) -> str:
-    """What follows a label that `begun`, such as "**", stands before, without the counterpart and without quotes."""
-    for left, right in _WRAPS if begun else ():
-        if begun.endswith(left):
-            line, newline, more = rest.partition("\n")
+def _unmarked(rest: str, marks: str) -> str:
+    """What follows a label that `marks`, such as "**", stand before, without their counterpart and without quotes."""
+    for opening, closing in _WRAPS if marks else ():
+        if marks.endswith(opening):
+            line, newline, later_lines = rest.partition("\n")
             inner = line.rstrip()
-            if rest.startswith(right):
-                rest = rest.removeprefix(right)
-            elif inner.endswith(right) and (left != right or inner.count(right) % 2):
-                rest = inner.removesuffix(right) + newline + more
+            # The counterpart follows the label ("**Action:** go") or ends the line ("**Action: go**").
+            if rest.startswith(closing):
+                rest = rest.removeprefix(closing)
+            elif inner.endswith(closing) and (opening != closing or inner.count(closing) % 2):
+                rest = inner.removesuffix(closing) + newline + later_lines
             break
-    line, newline, more = rest.lstrip().partition("\n")
-    return _unwrapped(line) + newline + more
+    line, newline, later_lines = rest.lstrip().partition("\n")
+    return _unwrapped(line) + newline + later_lines
 
 
 class Continuations:

@@ -1,4 +1,4 @@
-"""How a chat is sent to a server. An open assistant message has one of these forms:
+"""How a chat is sent to a server. An open assistant message takes one of these forms:
 
 TEXT       the whole prompt as text to /completions, rendered by the model's own chat template
 CONTINUED  to /chat/completions as it is, with the fields that make vLLM and SGLang continue the last message;
@@ -81,7 +81,7 @@ def route(
     messages: Messages,
     form: str,
     render: Callable[[Messages], str] | None = None,
-    own: Collection[str] = (),
+    user_fields: Collection[str] = (),
     words: Sequence[str] = (),
 ) -> Route:
     """The route of a chat.
@@ -89,7 +89,7 @@ def route(
     Args:
       form: of an open message.
       render: messages -> the prompt as text, for `TEXT`.
-      own: fields that the user sets.
+      user_fields: those that the user sets.
       words: what `ASKED` asks to choose from; empty: for the whole last line.
     """
     if not messages or messages[-1]["role"] != "assistant":
@@ -101,7 +101,7 @@ def route(
         return Route("/chat/completions", {"messages": as_question(messages, words)}, {}, text)
     if form in (PREFIX, PARTIAL):
         return Route("/chat/completions", {"messages": [*messages[:-1], {**messages[-1], form: True}]}, {}, text)
-    flags = {name: value for name, value in CONTINUE.items() if name not in own}
+    flags = {name: value for name, value in CONTINUE.items() if name not in user_fields}
     return Route("/chat/completions", {"messages": messages}, flags, text)
 
 

@@ -78,7 +78,7 @@ class Usage:
             self._add(role, amounts)
             self._write()
 
-    def sent(self, role: str, most: int) -> None:
+    def sent(self, role: str, max_cost: int) -> None:
         """A request is about to be sent that costs so many tokens at most."""
         with self._lock:
             if self._lost:
@@ -87,21 +87,21 @@ class Usage:
                     "count as paid and are sent again", self._lost,
                 )  # fmt: skip
             self._lost = 0
-            self._open.setdefault(self.section + role, []).append(most)
+            self._open.setdefault(self.section + role, []).append(max_cost)
             self._write()
 
-    def arrived(self, role: str, most: int, lost: bool = False, **amounts: float) -> None:
+    def arrived(self, role: str, max_cost: int, lost: bool = False, **amounts: float) -> None:
         """Adds what a request has cost that `sent` was told of; lost: it has no answer, and counts as paid."""
         with self._lock:
-            self._open[self.section + role].remove(most)
-            self._add(role, _unanswered([most]) if lost else amounts)
+            self._open[self.section + role].remove(max_cost)
+            self._add(role, _unanswered([max_cost]) if lost else amounts)
             self._write()
 
-    def take(self, other: Usage) -> None:
-        """Adds another ledger's sums to these and empties it."""
-        for row in other.rows():
+    def take(self, source: Usage) -> None:
+        """Moves another ledger's sums into this one."""
+        for row in source.rows():
             self.add(row.pop("role"), **row)
-        other._roles.clear()
+        source._roles.clear()
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per role, sorted by name: {"role": ..., "calls": ..., ...}."""
@@ -137,7 +137,7 @@ class Usage:
         if any(row["calls"] or row["paid"] for row in rows if row["role"] != CHECK):
             write_json(self._path, rows, indent=2)
         else:
-            self._path.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)  # checks alone leave no file: the folder stays free for another run
 
 
 def _unanswered(tokens: Sequence[int]) -> dict[str, int]:

@@ -91,10 +91,10 @@ def _counts(answers: Sequence[Answer]) -> dict[str, int]:
     scores = [score for answer in answers if not isinstance(answer, Reply) for score in answer]
     fresh_replies = [reply for reply in replies if not reply.cached]
     fresh_scores = [score for score in scores if not score.cached]
-    read = sum(reply.prompt_tokens for reply in fresh_replies)
+    reply_prompts = sum(reply.prompt_tokens for reply in fresh_replies)
     return {
         "calls": len(replies) + len(scores),
-        "prompt_tokens": read + sum(score.prompt_tokens + score.tokens for score in fresh_scores),
+        "prompt_tokens": reply_prompts + sum(score.prompt_tokens + score.tokens for score in fresh_scores),
         "tokens": sum(reply.tokens for reply in fresh_replies),
         "cache_hits": len(replies) + len(scores) - len(fresh_replies) - len(fresh_scores),
         "cut": sum(not reply.ended and not reply.refused for reply in replies),
@@ -174,14 +174,14 @@ def _store(cache: DiskCache, key: str, answer: Reply | Score) -> None:
         cache.put(key, {"log_prob": answer.log_prob, "tokens": answer.tokens})
 
 
-def by_role(model: LanguageModel, others: Mapping[str, LanguageModel]) -> LanguageModel:
-    """One model of several: `others[role]` answers requests of its role, `model` all the rest."""
-    places = {role: number for number, role in enumerate(others, 1)}
+def by_role(model: LanguageModel, specialists: Mapping[str, LanguageModel]) -> LanguageModel:
+    """One model of several: `specialists[role]` answers requests of its role, `model` all the rest."""
+    numbers = {role: number for number, role in enumerate(specialists, 1)}  # 0 is `model`
 
     def respond(requests: Sequence[Request], *models: LanguageModel) -> list[Answer]:
         groups: dict[int, list[int]] = {}  # number of a model -> places of its requests
         for place, request in enumerate(requests):
-            groups.setdefault(places.get(request.role, 0), []).append(place)
+            groups.setdefault(numbers.get(request.role, 0), []).append(place)
         answers: list[Any] = [None] * len(requests)
         for number, group in groups.items():
             for place, answer in zip(group, models[number].answer([requests[i] for i in group]), strict=True):
@@ -197,7 +197,7 @@ def by_role(model: LanguageModel, others: Mapping[str, LanguageModel]) -> Langua
             usage=first.usage if all(facts.usage is first.usage for facts in every) else None,
         )
 
-    return _wrap(respond, model, *others.values(), changed=changed)
+    return _wrap(respond, model, *specialists.values(), changed=changed)
 
 
 def first_process_asks(model: LanguageModel) -> LanguageModel:
@@ -257,13 +257,15 @@ def at_full_length(model: LanguageModel, scores: bool = False) -> LanguageModel:
         replies = iter(model.answer([request for request in requests if isinstance(request, Write)]))
         answers: list[Answer] = []
         for request in requests:
-            read = _tokens(request.chat)
+            prompt_tokens = _tokens(request.chat)
             if isinstance(request, Write):
-                written = request.sampling.max_tokens
-                answers.append(Reply(_padded(next(replies).text, written), read, written))
+                max_tokens = request.sampling.max_tokens
+                answers.append(Reply(_padded(next(replies).text, max_tokens), prompt_tokens, max_tokens))
             elif scores:
                 lengths = [-(-len(text) // CHARACTERS) for text in request.texts]
-                answers.append([Score(-math.log(2) * tokens, tokens, prompt_tokens=read) for tokens in lengths])
+                answers.append(
+                    [Score(-math.log(2) * tokens, tokens, prompt_tokens=prompt_tokens) for tokens in lengths]
+                )
             else:
                 raise NotImplementedError("this model was made without scores")
         return answers

@@ -45,7 +45,7 @@ def check_endpoint_is_used(*names: str) -> None:
     Raises:
       ValueError: names the first of these options.
     """
-    if "endpoint" not in (one for name in names for one in name.split(",")):
+    if "endpoint" not in (part for name in names for part in name.split(",")):
         leave_out("where no model is an endpoint", *ENDPOINT)
 
 
@@ -101,13 +101,13 @@ def with_abilities(model: EndpointModel, scores: bool) -> EndpointModel:
     """
     about = {"check": "abilities", "address": model.cached_as, "model": model.model, "text": model.render is not None}
     key = cache_key({**about, "scores": scores})
-    known = processes.from_first(lambda: model.cache and model.cache.get(key))
-    if known:
-        return model.knowing(Abilities(**known))
-    asked = processes.from_first(lambda: dataclasses.asdict(endpoint_checks.abilities(model, scores)))
+    stored = processes.from_first(lambda: model.cache and model.cache.get(key))
+    if stored:
+        return model.knowing(Abilities(**stored))
+    fields = processes.from_first(lambda: dataclasses.asdict(endpoint_checks.abilities(model, scores)))
     if model.cache:
-        model.cache.put(key, asked)
-    abilities = Abilities(**asked)
+        model.cache.put(key, fields)
+    abilities = Abilities(**fields)
     note = f"endpoint: prompts go {prompt_forms.FORMS[abilities.form]}"
     if abilities.top:
         note += f"; words are judged by the {abilities.top} likeliest tokens, and priors are those of drawn replies"

@@ -39,8 +39,8 @@ def local_model(
     Raises:
       FileNotFoundError, ValueError: there is no such model, or it has no chat template.
     """
-    given = {"mesh": mesh, "templates": templates, **({} if lora is None else {"lora": lora})}
-    loaded = load_model(name, dtype or None, dtype or None, **given)
+    overrides = {} if lora is None else {"lora": lora}
+    loaded = load_model(name, dtype or None, dtype or None, mesh=mesh, templates=templates, **overrides)
     if chat:
         _check_chat(name, loaded.tokenizer)
     return LocalModel(

@@ -50,9 +50,9 @@ class PromptConfig:
         """("paper" or "compact", number of examples) of the prompts of a model by its name."""
         path = pathlib.Path(os.path.expanduser(model)) / FORM
         tuned = read_json(path) if path.is_file() else {}
-        own = tuned.get("prompt", "compact" if model in BUILT_IN else "paper")
+        usual = tuned.get("prompt", "compact" if model in BUILT_IN else "paper")
         examples = tuned.get("examples", 1) if self.examples == "auto" else self.examples
-        return (own if self.prompt == "auto" else self.prompt), examples
+        return (usual if self.prompt == "auto" else self.prompt), examples
 
 
 def dialogue_of(
@@ -74,8 +74,15 @@ def dialogue_of(
     if tokenizer and room:  # the chat template takes its share
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2
-    more = {"count": counter(tokenizer), "room": room, "last": config.history or game.history, "is_set": is_set}
-    return method.dialogue(game.rules, form == "compact", examples=examples, **more)
+    return method.dialogue(
+        game.rules,
+        form == "compact",
+        examples=examples,
+        count=counter(tokenizer),
+        room=room,
+        last=config.history or game.history,
+        is_set=is_set,
+    )
 
 
 def acts_apart(model: LanguageModel, policy: LanguageModel, dialogue: Dialogue) -> LanguageModel:
@@ -83,10 +90,10 @@ def acts_apart(model: LanguageModel, policy: LanguageModel, dialogue: Dialogue) 
     return wrappers.by_role(model, {POLICY: wrappers.in_dialogue(policy, dialogue)})
 
 
-def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **more: str) -> None:
-    """Notes in a fine-tuned model's folder which prompts it has learned, and `more`."""
+def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **notes: str) -> None:
+    """Notes in a fine-tuned model's folder which prompts it has learned, and further `notes`."""
     prompt, examples = config.form(model)
-    write_json(folder / FORM, {"prompt": prompt, "examples": examples, **more})
+    write_json(folder / FORM, {"prompt": prompt, "examples": examples, **notes})
 
 
 def check_room(
@@ -104,17 +111,20 @@ def check_room(
         try:
             dialogue.trim(History(start.goal, start.observation), reserve)
         except ValueError as error:
-            more = f", or raise --context_tokens, which is {chosen}" if chosen else ""
-            raise ValueError(f"--model {names[0]} cannot hold a prompt of {names[1]}: {error}{more}") from None
+            advice = f", or raise --context_tokens, which is {chosen}" if chosen else ""
+            raise ValueError(f"--model {names[0]} cannot hold a prompt of {names[1]}: {error}{advice}") from None
 
 
 def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
     """Text -> its tokens; without a tokenizer a third of its characters, which is more than most have."""
     if tokenizer is None:
         return lambda text: -(-len(text) // 3)
-    count = lambda text: len(tokenizer.encode(tokenizer.as_content(text)))
-    line = functools.lru_cache(1 << 14)(count)  # transcripts grow by lines
-    return lambda text: sum(line(one) + 1 for one in text.split("\n")) - 1
+
+    @functools.lru_cache(1 << 14)  # transcripts grow by lines
+    def tokens_of_line(line: str) -> int:
+        return len(tokenizer.encode(tokenizer.as_content(line)))
+
+    return lambda text: sum(tokens_of_line(line) + 1 for line in text.split("\n")) - 1
 
 
 def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
@@ -124,10 +134,10 @@ def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
       ValueError: a word is not in the vocabulary, or both have the same tokens.
     """
     ids = [tokenizer.encode(f" {word}") for word in words]
-    for word, own in zip(words, ids, strict=True):
-        if tokenizer.decode(own).strip() != word:
+    for word, tokens in zip(words, ids, strict=True):
+        if tokenizer.decode(tokens).strip() != word:
             raise ValueError(
-                f"the model's tokenizer cannot write {word!r} (it reads {tokenizer.decode(own)!r}); "
+                f"the model's tokenizer cannot write {word!r} (it reads {tokenizer.decode(tokens)!r}); "
                 "choose other --words, or --critic direct"
             )
     if ids[0] == ids[1]:
@@ -140,10 +150,10 @@ def context_within(model: str, tokens: int) -> int:
     Raises:
       ValueError: it has fewer.
     """
-    own = load_config(model).max_positions
-    if tokens > own:
-        raise ValueError(f"--context_tokens is {tokens}, but {model} has {own} positions; give at most {own}")
-    return tokens or own
+    room = load_config(model).max_positions
+    if tokens > room:
+        raise ValueError(f"--context_tokens is {tokens}, but {model} has {room} positions; give at most {room}")
+    return tokens or room
 
 
 def context_of(model: LanguageModel, tokens: int) -> int:
