@@ -38,15 +38,18 @@ def restorable(game: HostGame, task: Task) -> HostGame:
     """
     if game.reversible:
         return game
-    begun = lambda: _course(game, *game.reset([task]))
-    game = generators.apart(game) if generators.are_used(begun) else game
-    course = begun()
-    for way in (_copied, _repeated):
-        made = way(game)
+
+    def new_course() -> list[tuple]:
+        return _course(game, *game.reset([task]))
+
+    game = generators.apart(game) if generators.are_used(new_course) else game
+    course = new_course()
+    for restored_by in (_copied, _repeated):
+        candidate = restored_by(game)
         with contextlib.suppress(Exception):  # whatever the state's class raises where it cannot be copied
-            (start,) = made.reset([task])
-            if all(_course(made, start) == course for _ in range(2)):
-                return made
+            (start,) = candidate.reset([task])
+            if all(_course(candidate, start) == course for _ in range(2)):
+                return candidate
     raise ValueError(
         f"{game.name} cannot be imagined by its expert: neither a copy of a state (copy.deepcopy) nor its actions "
         "repeated from the task's beginning lead to the same outcomes twice. Let everything random follow from the "
@@ -74,8 +77,8 @@ def _copied(game: HostGame) -> HostGame:
         with generators.preserved():
             return game.step([copy.deepcopy(state) for state in states], actions)
 
-    made = dataclasses.replace(game, reset=reset, step=step, reversible=True)
-    return generators.of_states(made, lambda function, state: function(copy.deepcopy(state)))
+    copied = dataclasses.replace(game, reset=reset, step=step, reversible=True)
+    return generators.of_states(copied, lambda function, state: function(copy.deepcopy(state)))
 
 
 def _repeated(game: HostGame) -> HostGame:
@@ -100,5 +103,5 @@ def _repeated(game: HostGame) -> HostGame:
         after = [path._replace(actions=(*path.actions, action)) for path, action in zip(paths, actions, strict=True)]
         return [outcome._replace(state=path) for outcome, path in zip(outcomes, after, strict=True)]
 
-    made = dataclasses.replace(game, reset=reset, step=step, reversible=True)
-    return generators.of_states(made, lambda function, path: function(live(path)))
+    repeated = dataclasses.replace(game, reset=reset, step=step, reversible=True)
+    return generators.of_states(repeated, lambda function, path: function(live(path)))

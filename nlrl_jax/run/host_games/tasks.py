@@ -51,8 +51,12 @@ def tasks_of(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> li
     for kind in kinds:
         if kind not in game.kinds:
             raise ValueError(f"{game.name} has no tasks {kind!r}; choose some of {', '.join(game.kinds)}")
-    has = lambda kind, i: i < game.limits.get(kind, number)
-    return [(kind, seed * SEEDS_PER_RUN + i) for i in range(number) for kind in kinds if has(kind, i)]
+    return [
+        (kind, seed * SEEDS_PER_RUN + i)
+        for i in range(number)
+        for kind in kinds
+        if i < game.limits.get(kind, number)  # so many tasks of this kind there are
+    ]
 
 
 def kinds_of(game: HostGame, missions: str) -> list[str]:
@@ -125,22 +129,27 @@ def hold_out(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> He
     tasks = tasks_of(game, kinds, -(-number // len(kinds)) + _NEXT, seed)
     tasks, later = tasks[:number], tasks[number:]
     looks = dict(zip(tasks, looks_of(game, tasks), strict=True))
-    held = dict.fromkeys(looks.values())
-    if len(held) == len(tasks) and not (later and held.keys() >= set(looks_of(game, later[: _NEXT * len(kinds)]))):
-        return HeldOut(tasks, frozenset(held), "")
-    some = max(_COUNTED, 4 * number)
-    known = held.keys() | set(looks_of(game, tasks_of(game, kinds, -(-some // len(kinds)), seed)))
+    distinct_looks = dict.fromkeys(looks.values())
+    # 1. All tasks begin differently, and some of the next ones in further ways: there are starts enough.
+    if len(distinct_looks) == len(tasks):
+        if not later or set(looks_of(game, later[: _NEXT * len(kinds)])) - distinct_looks.keys():
+            return HeldOut(tasks, frozenset(distinct_looks), "")
+    # 2. Few starts beside all that a larger sample shows: training has others.
+    sample = max(_COUNTED, 4 * number)
+    all_looks = distinct_looks.keys() | set(looks_of(game, tasks_of(game, kinds, -(-sample // len(kinds)), seed)))
     different = distinct(game, tasks)
-    if _LEAST * len(held) <= len(known):
-        return HeldOut(different, frozenset(held), "")
-    starts = "1 start" if len(known) == 1 else f"{len(known)} different starts"
-    has = f"{game.name} has {starts} among {some} tasks"
-    if len(different) > len(held) or len(known) < _LEAST:
-        unlike = "in what is hidden or left to chance" if len(different) > len(held) else "in nothing"
-        return HeldOut(different, frozenset(), f"{has}: training shows all, and held-out tasks differ {unlike}")
-    kept = frozenset(list(held)[: len(known) // _LEAST])
-    note = f"{has}: {len(kept)} are held out, and the other {len(known) - len(kept)} are trained on"
-    return HeldOut([task for task in different if looks[task] in kept], kept, note)
+    if _LEAST * len(distinct_looks) <= len(all_looks):
+        return HeldOut(different, frozenset(distinct_looks), "")
+    starts = "1 start" if len(all_looks) == 1 else f"{len(all_looks)} different starts"
+    summary = f"{game.name} has {starts} among {sample} tasks"
+    # 3. A game of chance, or of too few starts to hold one out.
+    if len(different) > len(distinct_looks) or len(all_looks) < _LEAST:
+        unlike = "in what is hidden or left to chance" if len(different) > len(distinct_looks) else "in nothing"
+        return HeldOut(different, frozenset(), f"{summary}: training shows all, and held-out tasks differ {unlike}")
+    # 4. A quarter of the starts.
+    held_out = frozenset(list(distinct_looks)[: len(all_looks) // _LEAST])
+    note = f"{summary}: {len(held_out)} are held out, and the other {len(all_looks) - len(held_out)} are trained on"
+    return HeldOut([task for task in different if looks[task] in held_out], held_out, note)
 
 
 def not_held_out(game: HostGame, tasks: Iterable[Task], number: int, looks: frozenset[Look]) -> list[Task]:
@@ -152,9 +161,9 @@ def not_held_out(game: HostGame, tasks: Iterable[Task], number: int, looks: froz
     return chosen
 
 
-def shortage(asked: int, kinds: Sequence[str], tasks: Sequence[Task]) -> str:
-    """A sentence where there are fewer tasks of a kind than were asked for, else ""."""
-    found = Counter(kind for kind, _ in tasks)
-    short = [f"{found[kind]}{f' of {kind!r}' if kind else ''}" for kind in kinds if found[kind] < asked]
-    has = "is only 1 different one" if short == ["1"] else f"are only {', '.join(short)} different ones"
-    return f"--tasks is {asked}, but there {has}; each is played once" if short else ""
+def shortage(number: int, kinds: Sequence[str], tasks: Sequence[Task]) -> str:
+    """A sentence where there are fewer than `number` tasks of a kind, else ""."""
+    counts = Counter(kind for kind, _ in tasks)
+    short = [f"{counts[kind]}{f' of {kind!r}' if kind else ''}" for kind in kinds if counts[kind] < number]
+    there = "is only 1 different one" if short == ["1"] else f"are only {', '.join(short)} different ones"
+    return f"--tasks is {number}, but there {there}; each is played once" if short else ""

@@ -53,5 +53,5 @@ def lac_of(config: Any) -> LACConfig:
 
 def settled(config: C) -> C:
     """Such a config with the model's alpha and floor where it has none."""
-    own = lac_of(config)
-    return replace(config, alpha=own.alpha, floor=own.floor)
+    lac = lac_of(config)
+    return replace(config, alpha=lac.alpha, floor=lac.floor)

@@ -77,19 +77,22 @@ def run_method(
     jobs, game = min(setting.jobs, len(batches)), setting.game
     setting = dataclasses.replace(setting, jobs=jobs, game=threads.one_at_a_time(game) if jobs > 1 else game)
     progress = _Progress(method.title, len(batches), journal)
-    play_one = lambda i: _play_batch(setting, method, dialogue, batches[i], i, progress)
-    episodes = sum(threads.in_threads(play_one, len(batches), jobs, journal), [])
-    done = journal.rows
-    total = lambda field: dict(sum((Counter(row[field]) for row in done), Counter()))
+
+    def play_batch(i: int) -> list[Episode]:
+        return _play_batch(setting, method, dialogue, batches[i], i, progress)
+
+    episodes = sum(threads.in_threads(play_batch, len(batches), jobs, journal), [])
+    rows = journal.rows
+    totals = {field: dict(sum((Counter(row[field]) for row in rows), Counter())) for field in ("problems", "calls")}
     broken = Counter("game/broke off" for episode in episodes if episode.error)
     return {
         "method": name,
         "score": game.score,
         "measure": "success" if game.has_success else "reward",
-        "seconds": sum(row["seconds"] for row in done),
-        "problems": {**total("problems"), **broken},
-        "calls": total("calls"),
-        "tokens": _tokens_of(name, setting.model, setting.usage, done),
+        "seconds": sum(row["seconds"] for row in rows),
+        "problems": {**totals["problems"], **broken},
+        "calls": totals["calls"],
+        "tokens": _tokens_of(name, setting.model, setting.usage, rows),
         "episodes": [as_json(episode) for episode in episodes],
     }
 
@@ -107,8 +110,8 @@ class _Progress:
             print(f"  {self.title}: {hint}", flush=True)
         if time.monotonic() - self.printed > 15:
             self.printed = time.monotonic()
-            which = f", batch {batch + 1} of {self.batches}" if self.batches > 1 else ""
-            print(f"  {self.title}{which}: {text}", flush=True)
+            part = f", batch {batch + 1} of {self.batches}" if self.batches > 1 else ""
+            print(f"  {self.title}{part}: {text}", flush=True)
 
 
 def _play_batch(
@@ -117,7 +120,6 @@ def _play_batch(
     """The episodes of one batch; those of its steps that are in the journal are repeated, not decided again."""
     spent, counts, journal = Usage(), {}, progress.journal
     model, game = metered(as_model(setting.model).session(setting.jobs), spent), setting.game
-    seed = lambda t: _seed(setting.seed, batch, t)
     memory = model.memories
     if memory:
         _go_back(journal, batch, memory)
@@ -131,13 +133,15 @@ def _play_batch(
         for row in spent.rows():
             sums.update(read=row["prompt_tokens"], written=row["tokens"])
         now = time.perf_counter()
-        made = {"seconds": now - clock, "tokens": {name: sums[name] - before[name] for name in sums}}
+        amounts = {"seconds": now - clock, "tokens": {name: sums[name] - before[name] for name in sums}}
         before, clock = sums, now
-        return made
+        return amounts
 
     if method.plan and not earlier:
         with _named(f"{method.title} on {game.name}"):
-            plans = method.plan(model, dialogue, game, tasks, setting.config.planning, setting.lats, seed(0))
+            plans = method.plan(
+                model, dialogue, game, tasks, setting.config.planning, setting.lats, _seed(setting.seed, batch, 0)
+            )
         earlier, counted = _moves_of(plans), {"problems": plans.problems, "calls": plans.calls}
         # One line, so that a kill leaves the whole plan or none of it.
         journal.add({"part": batch, **cost(), **counted, "plan": [move._asdict() for move in earlier]})
@@ -146,27 +150,28 @@ def _play_batch(
         for cache in memory if t % PERIOD == 0 else ():
             cache.clear()
         with _named(f"{method.title} on {game.name}, step {t + 1}"):
-            made = method.decide(model, dialogue, histories, game.actions, setting.config, seed(t))
-        counts.update(problems=made.problems, calls=made.calls)
-        return made
+            seed = _seed(setting.seed, batch, t)
+            decisions = method.decide(model, dialogue, histories, game.actions, setting.config, seed)
+        counts.update(problems=decisions.problems, calls=decisions.calls)
+        return decisions
 
     def report(t, move, running):
-        more = {"open": running if t + 1 < game.max_steps else 0}
+        row = {"part": batch, **cost(), **counts, **move._asdict(), "open": running if t + 1 < game.max_steps else 0}
         if memory and (t + 1) % PERIOD == 0:
-            more["shapes"] = [cache.shapes.dump() for cache in memory]
-        journal.add({"part": batch, **cost(), **counts, **move._asdict(), **more})
+            row["shapes"] = [cache.shapes.dump() for cache in memory]
+        journal.add(row)
         progress.show(batch, f"step {t + 1}, {running} of {len(tasks)} episodes are still open")
 
     return play(game, decide, tasks, earlier, report)
 
 
 @contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Says where a model gave no log-probability."""
+def _named(step: str) -> Iterator[None]:
+    """Says at which step a model gave no log-probability."""
     try:
         yield
     except NoLogProbability as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{step}: {error}") from None
 
 
 def _go_back(journal: Journal, batch: int, memory: Sequence[Any]) -> None:
@@ -183,12 +188,12 @@ def _go_back(journal: Journal, batch: int, memory: Sequence[Any]) -> None:
 
 def unreadable(rows: Sequence[Mapping[str, Any]]) -> str:
     """What to do where most actions that a model writes are not the game's; "" otherwise, and after few actions."""
-    asked = sum(row["calls"].get(POLICY, 0) for row in rows)
+    written_actions = sum(row["calls"].get(POLICY, 0) for row in rows)
     bad = sum(row["problems"].get(f"{POLICY}/{kind}", 0) for row in rows for kind in ("no action", "empty"))
-    if asked < _ENOUGH or 2 * bad <= asked:
+    if written_actions < _ENOUGH or 2 * bad <= written_actions:
         return ""
     return (
-        f"{bad} of the first {asked} actions that the model wrote cannot be read, and random ones take their place. An "
+        f"{bad} of the first {written_actions} actions that the model wrote cannot be read, and random ones take their place. An "
         "endpoint may begin new messages: give its tokenizer (--endpoint_tokenizer MODEL); a local model may not know "
         "the game: nlrl-jax finetune_lac teaches it"
     )
