@@ -194,8 +194,8 @@ def unreadable(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     return (
         f"{bad} of the first {written_actions} actions that the model wrote cannot be read, and random ones take "
-        "their place. An endpoint may begin new messages: give its tokenizer (--endpoint_tokenizer MODEL); a local model may not know "
-        "the game: nlrl-jax finetune_lac teaches it"
+        "their place. An endpoint may begin new messages: give its tokenizer (--endpoint_tokenizer MODEL); a local "
+        "model may not know the game: nlrl-jax finetune_lac teaches it"
     )
 
 
