@@ -1,8 +1,6 @@
-"""The reply cache under threads, kills and torn files; a cached model answers each chat once."""
+"""The reply cache under threads, kills and torn files."""
 
-import dataclasses
 import json
-import pathlib
 import signal
 import subprocess
 import sys
@@ -11,36 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nlrl_jax.backends import wrappers
 from nlrl_jax.backends.reply_cache import DiskCache, cache_key
-from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import Usage
-from nlrl_jax.backends.wrappers import cached, metered
-from nlrl_jax.types import Chat, Reply, Sampling, Score
-
-GREEDY = Sampling(8, 0.0)
-KEY = "039e419d73950b06044265080b9b845a005f50936f08be36dcdaf6c6b13f57fd"  # of the chat "a"
-
-
-@dataclasses.dataclass
-class Model:
-    """Repeats what it is told, scores by length, and dies at the word "die"."""
-
-    asked: list
-    can_score = True
-
-    def complete(self, chats, sampling, role, seed=0, stop=()):
-        texts = [chat.messages[-1]["content"] for chat in chats]
-        if "die" in texts:
-            raise KeyboardInterrupt
-        self.asked.append(texts)
-        return [Reply(f"re: {text}", 3, 2, text != "cut") for text in texts]
-
-    def score(self, chats, continuations, role):
-        if "die" in sum(map(list, continuations), []):
-            raise KeyboardInterrupt
-        self.asked.append([(chat.messages[-1]["content"], *row) for chat, row in zip(chats, continuations)])
-        return [[Score(-float(len(text)), 2) for text in row] for row in continuations]
+from nlrl_jax.types import Reply
 
 
 def test_an_entry_comes_back_also_in_another_cache_of_the_same_folder(tmp_path):
@@ -112,73 +82,6 @@ def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written"):
         DiskCache(tmp_path / "file")
-
-
-def test_every_chat_is_requested_once_and_a_kill_loses_one_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr(wrappers, "CACHED_AT_ONCE", 2)
-    model = Model([])
-    ask = cached(model, DiskCache(tmp_path))
-    chats = [Chat.of(text) for text in ("a", "cut", "a", "b", "die", "c")]
-    with pytest.raises(KeyboardInterrupt):
-        ask.complete(chats, GREEDY, "role")
-    assert model.asked == [["a", "cut"]]
-    again = cached(model, DiskCache(tmp_path))
-    replies = again.complete(chats[:4], GREEDY, "role")
-    assert model.asked == [["a", "cut"], ["b"]]
-    assert [reply.text for reply in replies] == ["re: a", "re: cut", "re: a", "re: b"]
-    assert [reply.ended for reply in replies] == [True, False, True, True]
-    assert [(reply.cached, reply.tokens) for reply in replies] == [(True, 0)] * 3 + [(False, 2)]
-    again.complete(chats[:1], Sampling(9, 0.0), "role")
-    again.complete([Chat.of("a", "system")], GREEDY, "role")
-    assert len(model.asked) == 4  # something else was asked
-
-
-def test_only_greedy_replies_can_be_cached(tmp_path):
-    ask = cached(Model([]), DiskCache(tmp_path))
-    with pytest.raises(ValueError, match="only replies at temperature 0"):
-        ask.complete([Chat.of("a")], Sampling(8, 0.5), "role")
-    scripted = cached(ScriptedModel({}), DiskCache(tmp_path))
-    assert ask.can_score and not scripted.can_score
-    with pytest.raises(NotImplementedError):
-        scripted.score([Chat.of("a")], [["b"]], "role")
-
-
-def test_stop_strings_are_part_of_the_key_and_old_entries_stay_valid(tmp_path):
-    model = Model([])
-    ask = cached(model, DiskCache(tmp_path))
-    ask.complete([Chat.of("a")], GREEDY, "role")
-    # Written before there were stop strings.
-    assert (pathlib.Path(tmp_path) / KEY[:2] / f"{KEY}.json").exists()
-    for stop in (("\n",), ("\n",), ("\n", "."), ()):
-        ask.complete([Chat.of("a")], GREEDY, "role", stop=stop)
-    assert len(model.asked) == 3
-
-
-def test_a_score_is_computed_once_also_across_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr(wrappers, "CACHED_AT_ONCE", 3)
-    model, a, b = Model([]), Chat.of("a"), Chat.of("b")
-    with pytest.raises(KeyboardInterrupt):
-        cached(model, DiskCache(tmp_path)).score([a, b, b], [["x", "yy"], ["yy", "x"], ["die"]], "role")
-    assert model.asked == [[("a", "x", "yy"), ("b", "yy")]]
-    usage = Usage()
-    ask = metered(cached(model, DiskCache(tmp_path)), usage)
-    rows = ask.score([b, a, a], [["yy", "x"], ["x"], []], "role")
-    assert model.asked[1:] == [[("b", "x")]]
-    assert rows == [[Score(-2.0, 2, True), Score(-1.0, 2)], [Score(-1.0, 2, True)], []]
-    (row,) = usage.rows()
-    assert (row["calls"], row["cache_hits"], row["prompt_tokens"]) == (3, 2, 2)
-    with pytest.raises(ValueError):
-        ask.score([a], [["x"], ["x"]], "role")
-
-
-def test_a_score_that_is_not_finite_is_passed_on_and_not_kept(tmp_path):
-    class Never(Model):
-        def score(self, chats, continuations, role):
-            return [[Score(-float("inf"), 1) for _ in row] for row in continuations]
-
-    model = cached(Never([]), DiskCache(tmp_path))
-    assert model.score([Chat.of("a")], [["b"]], "r") == [[Score(-float("inf"), 1)]]
-    assert not [*tmp_path.glob("*/*.json")]
 
 
 def test_an_entry_with_a_number_that_is_not_finite_counts_as_absent_and_is_not_written(tmp_path):
