@@ -57,8 +57,6 @@ def learning_curve(
     Raises:
       ValueError: no run wrote any of the metrics.
     """
-    import matplotlib
-
     runs = [read_metrics(run_dir) for run_dir in run_dirs]
     for run in runs:
         run["iteration"] = run["iteration"] + 1
@@ -69,51 +67,25 @@ def learning_curve(
     if not available:
         names = sorted({name for run in runs for name in run if name != "iteration"})
         raise ValueError(f"none of {', '.join(metrics)} is in {', '.join(map(str, run_dirs))}; there are {names}")
-    with matplotlib.rc_context(_STYLE):
-        return _save(_draw(runs, available, title, smoothing), path)
+    panels = {words(name): [_smoothed([run for run in runs if name in run], name, smoothing)] for name in available}
+    return compare(panels, path, "iteration", "", errors=True, heading=title)
 
 
-def _draw(runs, metrics, title, smoothing):
-    from matplotlib.ticker import MaxNLocator
-
-    figure, grid = _figure(len(metrics))
-    if title:
-        figure.suptitle(title, fontsize=12)
-    for k, (axes, name) in enumerate(zip(grid, metrics, strict=True)):
-        _panel(axes, runs, name, _COLORS[k % len(_COLORS)], smoothing)
-        _dress(axes, words(name), "iteration")
-        _limit(axes, name, np.concatenate([run[name] for run in runs if name in run]))
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    return figure
-
-
-def _panel(axes, runs, name, color, smoothing) -> None:
-    runs = [run for run in runs if name in run]
-    curves = [_curve(run, name) for run in runs]
-    sparse = any(len(x) < _SPARSE * len(run["iteration"]) for run, (x, _) in zip(runs, curves, strict=True))
-    width = 1 if sparse else max(1, round(smoothing * max((len(x) for x, _ in curves), default=0)))
-    if len(curves) == 1:
-        x, y = curves[0]
-        if width > 1:
-            axes.plot(x, y, color=color, linewidth=0.7, alpha=0.35)
-        marker = "o" if sparse or len(x) == 1 else None
-        axes.plot(x, running_mean(y, width), color=color, linewidth=2, marker=marker, markersize=4)
-        return
-    x = sorted(set().union(*(set(x.tolist()) for x, _ in curves)))
-    table = np.full((len(curves), len(x)), np.nan)
-    for row, (at, y) in zip(table, curves, strict=True):
+def _smoothed(runs: Sequence[Mapping[str, np.ndarray]], name: str, smoothing: float) -> Series:
+    """A metric's running mean in each run, at the iterations where any run has it."""
+    curves = []
+    for run in runs:
+        finite = np.isfinite(run[name])
+        curves.append((run["iteration"][finite], run[name][finite]))
+    is_sparse = any(len(x) < _SPARSE * len(run["iteration"]) for run, (x, _) in zip(runs, curves, strict=True))
+    longest = max(len(x) for x, _ in curves)
+    width = 1 if is_sparse else max(1, round(smoothing * longest))
+    x = np.unique(np.concatenate([x for x, _ in curves]))
+    ys = np.full((len(curves), len(x)), np.nan)
+    for row, (at, y) in zip(ys, curves, strict=True):
         row[np.searchsorted(x, at)] = running_mean(y, width)
-    mean, half = np.nanmean(table, axis=0), half_widths(table)
-    axes.fill_between(x, mean - half, mean + half, color=color, alpha=0.18, linewidth=0)
-    axes.plot(x, mean, color=color, linewidth=2, marker="o" if sparse else None, markersize=4)
-    note = f"mean of {len(curves)} runs and its 95 % interval"
-    axes.annotate(note, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
-
-
-def _curve(run, name) -> tuple[np.ndarray, np.ndarray]:
-    """(iterations, values) where the metric is a finite number."""
-    there = np.isfinite(run[name])
-    return run["iteration"][there], run[name][there]
+    raw = curves[0][1] if len(curves) == 1 and width > 1 else None
+    return Series(words(name), x, ys, raw, is_sparse or len(x) == 1)
 
 
 def _limit(axes, name: str, values: np.ndarray) -> None:
@@ -135,25 +107,38 @@ def running_mean(y: np.ndarray, width: int) -> np.ndarray:
 
 
 class Series(NamedTuple):
-    """One line of a panel: x [N], and ys [n, N], a row per run (nan where a run has no value)."""
+    """One line of a panel.
+
+    Attributes:
+      x: [N]. ys: [n, N], a row per run (nan where a run has no value).
+      raw: [N], drawn thin behind it. points: whether the values are marked.
+    """
 
     label: str
     x: Sequence[float]
     ys: np.ndarray
+    raw: np.ndarray | None = None
+    points: bool = False
 
 
 def compare(
-    panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xlabel: str, ylabel: str, errors: bool = False
+    panels: Mapping[str, Sequence[Series]],
+    path: str | os.PathLike,
+    xlabel: str,
+    ylabel: str,
+    errors: bool = False,
+    heading: str = "",
 ) -> pathlib.Path:
-    """Draws panels: the mean of each series, a band of one standard deviation, and its best run dashed.
+    """Draws panels of curves: the mean of each series, a band of one standard deviation, and its best run dashed.
 
     The best run is the one with the highest last value. With a single run there is only the line. With more than five
     lines in a panel the legend is below.
 
     Args:
-      panels: title -> series. A label has the same colour in all panels.
+      panels: title -> series. A label has the same colour in all panels; one that is its panel's title has no legend.
       path: the PNG to write.
       errors: the band is the 95 % interval of the mean (`statistics.half_widths`), and no run is dashed.
+      heading: above all panels.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -164,7 +149,10 @@ def compare(
         for series in panel:
             ys, color = np.asarray(series.ys, float), _COLORS[place[series.label] % len(_COLORS)]
             mean, band = np.nanmean(ys, axis=0), (half_widths if errors else deviation)(ys)
-            axes.plot(series.x, mean, color=color, linewidth=2, label=series.label)
+            if series.raw is not None:
+                axes.plot(series.x, series.raw, color=color, linewidth=0.7, alpha=0.35)
+            marker = "o" if series.points else None
+            axes.plot(series.x, mean, color=color, linewidth=2, label=series.label, marker=marker, markersize=4)
             if len(ys) > 1:
                 axes.fill_between(series.x, mean - band, mean + band, color=color, alpha=0.18, linewidth=0)
             if len(ys) > 1 and not errors:
@@ -173,12 +161,12 @@ def compare(
         if all(float(x).is_integer() for series in panel for x in series.x):
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         _limit(axes, f"{title} {ylabel}", np.concatenate([[0.0], *(np.ravel(series.ys) for series in panel)]))
-        new = {series.label for series in panel} - named
+        new = {series.label for series in panel} - {*named, title}
         if new and not crowded:  # a legend in the panel where a colour first appears
             axes.legend(frameon=False, fontsize=9)
         named.update(new)
 
-    return _draw_panels(panels, path, draw, legend_below=crowded)
+    return _draw_panels(panels, path, draw, crowded, heading)
 
 
 class Bar(NamedTuple):
@@ -253,7 +241,9 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
     return _draw_panels(panels, path, draw, legend_below=True)
 
 
-def _draw_panels(panels, path, draw: Callable[..., None], legend_below: bool = False) -> pathlib.Path:
+def _draw_panels(
+    panels, path, draw: Callable[..., None], legend_below: bool = False, heading: str = ""
+) -> pathlib.Path:
     """A figure of `draw(axes, title, panel, place)`; place: label -> its position among the labels of all panels."""
     import matplotlib
 
@@ -261,6 +251,8 @@ def _draw_panels(panels, path, draw: Callable[..., None], legend_below: bool = F
     place = {label: n for n, label in enumerate(labels)}
     with matplotlib.rc_context(_STYLE):
         figure, grid = _figure(len(panels))
+        if heading:
+            figure.suptitle(heading, fontsize=12)
         for axes, (title, panel) in zip(grid, panels.items()):
             draw(axes, title, panel, place)
         if legend_below:

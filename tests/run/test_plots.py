@@ -29,19 +29,6 @@ def test_one_run_or_several_of_different_length(tmp_path, lengths):
     assert is_png(plots.learning_curve(runs, names, tmp_path / "c.png", title="x"))
 
 
-def test_band_is_mean_and_its_interval():
-    from matplotlib.figure import Figure
-
-    axes = Figure().subplots()
-    runs = [{"iteration": np.arange(3), "x": np.array(values)} for values in ([1.0, 2, 3], [3.0, 2, np.nan])]
-    plots._panel(axes, runs, "x", "#000", smoothing=0)
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), [2, 2, 3])
-    band = axes.collections[0].get_paths()[0].vertices
-    np.testing.assert_allclose(
-        [band[:, 1].min(), band[:, 1].max()], [2 - 12.706, 2 + 12.706], rtol=1e-4
-    )  # Student's t, 1 df
-
-
 def drawn_axes(monkeypatch, draw, *arguments, **options):
     """The axes of the figure that a function of `plots` would save."""
     figures = []
@@ -63,6 +50,23 @@ def test_one_axis_for_all_curves(tmp_path, monkeypatch):
     win, score, beyond = drawn_axes(monkeypatch, plots.compare, panels, "", "iteration", "")
     for axes, whole in ((share, True), (win, True), (reward, False), (score, False), (beyond, False)):
         assert (axes.get_ylim() == (-0.02, 1.02)) == whole
+
+
+def test_several_runs_are_their_mean_and_one_is_drawn_as_measured_too(tmp_path, monkeypatch):
+    for name, values in (("a", [1.0, 2, 3]), ("b", [3.0, 2])):
+        with MetricsWriter(tmp_path / name) as writer:
+            for i, x in enumerate(values):
+                writer.write(i, {"x": x, "y": x})
+    draw = lambda *names: drawn_axes(
+        monkeypatch, plots.learning_curve, [tmp_path / name for name in names], ["x", "y"], "", "heading", smoothing=0.7
+    )
+    mean, other = draw("a", "b")
+    np.testing.assert_allclose(mean.lines[0].get_ydata(), [2, 2, 2.5])  # running means over two values
+    assert len(mean.lines) == 1 and mean.collections and not mean.get_legend()
+    assert mean.lines[0].get_color() != other.lines[0].get_color() and mean.figure.get_suptitle() == "heading"
+    raw, smooth = draw("a")[0].lines
+    np.testing.assert_allclose(raw.get_ydata(), [1, 2, 3])
+    np.testing.assert_allclose(smooth.get_ydata(), [1, 1.5, 2.5])
 
 
 def test_matplotlib_reports_no_font_cache():
