@@ -257,8 +257,8 @@ def groups_of(runs: Iterable[Planned]) -> dict[str, list[pathlib.Path]]:
         for part in (part for part in parts if not compared or part.name in compared):
             name = re.sub(r"^base_\d+/", "", part.relative_to(run.folder).as_posix())  # base agents are like seeds
             folders.setdefault((name, run.label), []).append(part)
-    several = len({name for name, _ in folders}) > 1
-    return {f"{name}, {label}" if several else label: parts for (name, label), parts in folders.items()}
+    has_parts = len({name for name, _ in folders}) > 1
+    return {f"{name}, {label}" if has_parts else label: parts for (name, label), parts in folders.items()}
 
 
 COMMAND = app.Command(
@@ -276,7 +276,10 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         if script not in COUNTED:
             raise ValueError(f"--dry_run counts what other models are asked; {config.study} prompts none")
-        for run in {run.folder.parent: run for run in planned(config, pathlib.Path("runs"))}.values():
+        firsts: dict[tuple[str, str], Planned] = {}  # of each setting
+        for run in planned(config, pathlib.Path("runs")):
+            firsts.setdefault((run.study, run.label), run)
+        for run in {run.folder: run for run in firsts.values()}.values():
             print(f"\n{run.study}, {run.label}, {run.seeds} times:", flush=True)
             call(run.command, "--dry_run")
         return

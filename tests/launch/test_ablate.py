@@ -140,11 +140,12 @@ class Ended:
         self.returncode = code
 
 
-def test_a_dry_run_counts_every_setting_once(monkeypatch, capsys):
+@pytest.mark.parametrize("study, script", [("k", "train_language_actor_critic"), ("alpha", "reproduce_ultra")])
+def test_a_dry_run_counts_every_setting_once(monkeypatch, capsys, study, script):
     calls = []
     monkeypatch.setattr("subprocess.run", lambda words: _ended(play(calls), words))
-    run("ablate", "--study=k", "--options=--games=8 --aggregator=endpoint", "--seeds=3", "--dry_run")
-    assert [line[0] for line in calls] == ["train_language_actor_critic"] * 3
+    run("ablate", f"--study={study}", "--options=--aggregator=endpoint", "--seeds=3", "--dry_run")
+    assert [line[0] for line in calls] == [script] * 3
     assert all(line[-1] == "--dry_run" for line in calls) and capsys.readouterr().out.count("3 times:") == 3
 
 
