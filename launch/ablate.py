@@ -46,6 +46,7 @@ from nlrl_jax.config import check, listed, option, seed_option
 from nlrl_jax.envs.tic_tac_toe.rule_based import WORDS
 from nlrl_jax.files import read_json, write_atomically, write_json
 from nlrl_jax.run import app
+from nlrl_jax.run.compared_runs import parts_of
 from nlrl_jax.run.directory import holds_run
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import comparison
@@ -253,7 +254,7 @@ def groups_of(runs: Iterable[Planned]) -> dict[str, list[pathlib.Path]]:
     """{setting: folders of its seeds} of a study, for `comparison.write`; several parts of a run are settings."""
     folders: dict[tuple[str, str], list[pathlib.Path]] = {}
     for run in runs:
-        parts, compared = comparison.parts_of(run.folder), STUDIES[run.study].parts
+        parts, compared = parts_of(run.folder), STUDIES[run.study].parts
         for part in (part for part in parts if not compared or part.name in compared):
             name = re.sub(r"^base_\d+/", "", part.relative_to(run.folder).as_posix())  # base agents are like seeds
             folders.setdefault((name, run.label), []).append(part)

@@ -18,10 +18,11 @@ import pathlib
 from absl import flags
 
 from nlrl_jax.run import app
+from nlrl_jax.run.compared_runs import groups_of, is_group
 from nlrl_jax.run.directory import output_file
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import comparison
-from nlrl_jax.run.reports.comparison import QUESTIONS, groups_of, is_group, rounds_picture
+from nlrl_jax.run.reports.comparison import QUESTIONS, rounds_picture
 
 
 def page_of(name: str | pathlib.Path) -> pathlib.Path:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from nlrl_jax.run import compared_runs
 from nlrl_jax.run.directory import close_run, open_run
 from nlrl_jax.run.reports import comparison
 from nlrl_jax.run.results import write as write_results
@@ -34,8 +35,8 @@ def matrix(tmp_path):
 
 
 def test_seeds_are_a_mean_and_a_band_and_parts_are_lines(matrix, tmp_path, capsys):
-    assert comparison.parts_of(matrix) == [matrix / "dqn", matrix / "snake"]
-    runs = [comparison.read_run(part) for part in comparison.parts_of(matrix)]
+    assert compared_runs.parts_of(matrix) == [matrix / "dqn", matrix / "snake"]
+    runs = [compared_runs.read_run(part) for part in compared_runs.parts_of(matrix)]
     dqn, snake = comparison.table(runs)
     assert dqn["return"] == "4" and snake["return"] == "2 ± 13" and snake["snake, evaluated"] == "0.6 ± 1.3"
     assert snake["iterations done"] == 2 and "eval/lr=1" not in snake  # as far as both seeds are
@@ -66,7 +67,7 @@ def test_commas_and_equals_signs_in_the_names_of_folders(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     for folder in ("a", "b", "c", "b=c", "a,b")[: 3 if name == "t=a,b" else 5]:
         (tmp_path / folder).mkdir()
-    groups = comparison.groups_of([name])
+    groups = compared_runs.groups_of([name])
     assert [(key, list(map(str, value))) for key, value in groups.items()] == [(title, folders)]
 
 
@@ -74,9 +75,9 @@ def test_seeds_in_folders_of_their_own_are_a_group(tmp_path):
     for seed, values in enumerate(([0.0, 1.0, 2.0], [2.0, 3.0])):
         write(make_run(tmp_path / str(seed), seed=seed), values)
         write_results(tmp_path / str(seed), script="x", before={"win": seed}, after={"win": 1.0})
-    groups = comparison.groups_of([f"both={tmp_path / '0'},{tmp_path / '1'}", str(tmp_path / "0")])
+    groups = compared_runs.groups_of([f"both={tmp_path / '0'},{tmp_path / '1'}", str(tmp_path / "0")])
     assert groups == {"both": [tmp_path / "0", tmp_path / "1"], str(tmp_path / "0"): [tmp_path / "0"]}
-    both, alone = comparison.table([comparison.read_group(*group) for group in groups.items()])
+    both, alone = comparison.table([compared_runs.read_group(*group) for group in groups.items()])
     assert (
         both["run"] == "both" and both["return"] == "2 ± 13" and both["win (before → after)"].startswith("0.5 ± 6.4 →")
     )
@@ -110,8 +111,8 @@ def test_results_of_any_script_are_read(tmp_path):
         folder / "a", script="x", before={"win": 0.25, "ties": 0}, after={"win": [0.5, 0.75], "ties": 0}, seeds=2
     )
     write_results(folder / "b", script="x", before={}, after={"win": 1.0}, transcripts={"after": [EPISODE]})
-    assert comparison.parts_of(folder) == [folder / "a", folder / "b"]
-    runs = [comparison.read_run(part) for part in comparison.parts_of(folder)]
+    assert compared_runs.parts_of(folder) == [folder / "a", folder / "b"]
+    runs = [compared_runs.read_run(part) for part in compared_runs.parts_of(folder)]
     panels, flat = comparison.curves(runs)
     assert flat == ["return"] and list(panels) == ["win, evaluated"]
     np.testing.assert_array_equal(panels["win, evaluated"][0].x, [0, 1, 2])
@@ -133,7 +134,7 @@ def test_results_of_any_script_are_read(tmp_path):
 
 def test_lines_are_running_means_and_a_repeated_metric_has_no_line(tmp_path):
     write(make_run(tmp_path / "a"), [float(i % 2) for i in range(40)])
-    read = comparison.read_run(tmp_path / "a")
+    read = compared_runs.read_run(tmp_path / "a")
     read.metrics[0]["success"] = read.metrics[0]["return"]
     panels, flat = comparison.curves([read])
     assert list(panels) == ["return"] and not flat
@@ -144,9 +145,9 @@ def test_a_wide_table_has_a_column_per_run(tmp_path):
     settings = {f"setting_{n}": n for n in range(9)}
     for name, shift in (("a", 0), ("b", 1)):
         write(make_run(tmp_path / name, **{key: n + shift for key, n in settings.items()}), [1.0])
-    rows, _ = comparison.summary([comparison.read_run(tmp_path / name) for name in "ab"])
+    rows, _ = comparison.summary([compared_runs.read_run(tmp_path / name) for name in "ab"])
     assert {"": "setting_3", "a": 3, "b": 4} in rows and {"": "iterations done", "a": 1, "b": 1} in rows
-    few, _ = comparison.summary([comparison.read_run(tmp_path / "a")])
+    few, _ = comparison.summary([compared_runs.read_run(tmp_path / "a")])
     assert [row["run"] for row in few] == ["a"]
 
 
@@ -163,7 +164,7 @@ def test_what_does_not_learn_is_a_table_of_its_own(tmp_path):
         write(make_run(tmp_path / str(seed), seed=seed), [0.0, 1.0])
         beside = {"more pawns": {"accuracy": 0.8 + 0.1 * seed}, "one search": {"accuracy": 0.7}}
         write_results(tmp_path / str(seed), script="x", before={"accuracy": 0.5}, after={"accuracy": 1}, beside=beside)
-    run_of = comparison.read_group("a", [tmp_path / "0", tmp_path / "1"])
+    run_of = compared_runs.read_group("a", [tmp_path / "0", tmp_path / "1"])
     assert comparison.baselines([run_of, run_of._replace(name="b")]) == [
         {"beside": "a", "who": "more pawns", "accuracy": "0.85 ± 0.64"},
         {"beside": "a", "who": "one search", "accuracy": "0.7 (all equal)"},

@@ -17,9 +17,9 @@ from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.envs.pong import env as pong
 from nlrl_jax.envs.pong import rule_based as scripted
 from nlrl_jax.run import local_models, results
+from nlrl_jax.run.compared_runs import parts_of, read_run
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.reports import ultra_tables
-from nlrl_jax.run.reports.comparison import parts_of, read_run
 from nlrl_jax.run.ultra.stages import SCORES
 from nlrl_jax.statistics import estimate
 from tests.backends.server import Server, says
