@@ -115,11 +115,13 @@ def _is_direct(server: urllib.parse.SplitResult, no_proxy: str) -> bool:
         if entry == "*":
             return True
         network = _network(entry)
+        # "host:port" or "[ipv6]:port"; a bare IPv6 address has more than one colon.
         if network is None and (match := re.fullmatch(r"(.*[^:]|\[.*\]):(\d+)", entry)):
             if int(match[2]) != port:
                 continue
             entry = match[1]
             network = _network(entry)
+        # ".domain", "*.domain" and "domain" mean the domain and all below it.
         name = entry.lstrip("*").strip(".")
         if network is not None:
             if address is not None and address.version == network.version and address in network:
@@ -134,7 +136,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return None
-    return getattr(address, "ipv4_mapped", None) or address
+    return getattr(address, "ipv4_mapped", None) or address  # ::ffff:10.0.0.1 is 10.0.0.1
 
 
 def _network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
@@ -186,7 +188,7 @@ class _Stream:
         return self._inner.read(max_bytes, self._deadlines.left(timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        for i in range(0, len(buffer), 1 << 16):
+        for i in range(0, len(buffer), 1 << 16):  # each piece has a deadline, of a long prompt too
             self._inner.write(buffer[i : i + (1 << 16)], self._deadlines.left(timeout))
 
     def close(self) -> None:

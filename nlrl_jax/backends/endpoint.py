@@ -95,11 +95,13 @@ class EndpointModel(EndpointServer, LanguageModel):
         """
         greedy = sampling.temperature == 0
         counts: collections.Counter[str] = collections.Counter()
+        # 1. Which replies are to be found: the n-th of each chat, the same one for all at temperature 0.
         slots = []
         for chat in chats:
             text = _as_json(chat)
             slots.append(_Wanted(text, 0 if greedy else counts[text]))
             counts[text] += 1
+        # 2. What a request for each chat looks like.
         extra = self.options.extra_fields()
         base = self.reply_fields(sampling, stop)
         routes = {chat: self.route(json.loads(chat)) for chat in counts}
@@ -110,6 +112,7 @@ class EndpointModel(EndpointServer, LanguageModel):
             route = routes[slot.chat]
             return self.key(route, fields[slot.chat], None if greedy else int(seed), slot.index, stop)
 
+        # 3. Those that an earlier call or run has paid for.
         replies = {slot: self.cache and self.cache.get_reply(key(slot)) for slot in dict.fromkeys(slots)}
         missing: dict[str, list[int]] = {}
         for slot in (slot for slot, reply in replies.items() if reply is None):
@@ -119,6 +122,7 @@ class EndpointModel(EndpointServer, LanguageModel):
             """Gets replies to one chat; returns the jobs that are left."""
             chat, indices = job
             body = {**fields[chat], **routes[chat].content}
+            # Of the chat's own, so that a reply does not depend on the rest of the batch; below 2**31, for all servers.
             if not greedy and "seed" not in extra:
                 body["seed"] = int(cache_key({"seed": int(seed), "chat": chat, "index": indices[0]})[:8], 16) >> 1
             if len(indices) > 1:
@@ -128,7 +132,7 @@ class EndpointModel(EndpointServer, LanguageModel):
             except EndpointError as error:
                 if not is_filtered(error):
                     raise
-                arrived = [Reply("", ended=False, refused=True)] * len(indices)
+                arrived = [Reply("", ended=False, refused=True)] * len(indices)  # cached: asking again costs as much
             for index, reply in zip(indices, arrived):
                 slot = _Wanted(chat, index)
                 if self.cache is not None:
@@ -137,11 +141,13 @@ class EndpointModel(EndpointServer, LanguageModel):
             rest, limit = indices[len(arrived) :], self.known.choices or 1
             return [(chat, rest[i : i + limit]) for i in range(0, len(rest), limit)]
 
+        # 4. The others, up to `limit` a request.
         limit = 1 if "n" in extra else MAX_CHOICES
         todo = [
             (chat, indices[i : i + limit]) for chat, indices in missing.items() for i in range(0, len(indices), limit)
         ]
         first = {**fields[todo[0][0]], **dict.fromkeys(["n"] * (len(todo[0][1]) > 1))} if todo else {}
+        # While it is not known whether the server takes the doubtful fields, one request goes first, alone.
         unknown = DOUBTFUL.intersection(first) - self.known.accepted - self.known.refused - set(extra)
         request_pool.do(todo, work, self.options, role, self.calls, lambda job: len(job[1]), bool(unknown))
         return _spread(slots, replies)
@@ -161,6 +167,7 @@ class EndpointModel(EndpointServer, LanguageModel):
             def read(response: dict, *tokens: int) -> list[Reply]:
                 number = request.body.get("n", 1)
                 replies = read_replies(response, *tokens, number, edit)
+                # Such servers ignore `n`, and would go on returning one choice.
                 if len(response["choices"]) < number:
                     self.known.refuse(["n"], server)
                 return replies
@@ -170,6 +177,8 @@ class EndpointModel(EndpointServer, LanguageModel):
             return replies
 
         replies = post(body)
+        # A stop string such as a line's end may cut a new message's first line off: asked without it, once, whether
+        # the server does more than repeat ours.
         texts = [reply.text for reply in replies if text and not reply.refused]
         if texts and "stop" in body and "stop" not in extra and self.continuations.ask_without_stop(text, texts):
             longer = post({name: value for name, value in body.items() if name != "stop"})

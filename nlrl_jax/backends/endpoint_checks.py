@@ -204,7 +204,12 @@ def _probe(model: EndpointModel, path: str, body: dict[str, Any], parse: Callabl
       EndpointError, BudgetExceeded: as `EndpointModel.complete`.
     """
     request = Request(model.known, body, model.options.extra_fields(), model.options.url)
-    broken_off = False
+    echoes, broken_off = bool(body.get("echo")), False
+
+    def is_refused(failure: Failure | EndpointError) -> bool:
+        # A server that takes an echo's max_tokens 0 for no limit does not end.
+        is_endless = echoes and "no whole response" in str(failure)
+        return is_endless or _is_refused(failure) and not (broken_off and failure.status == 200)
 
     def read_whole(response: dict, *tokens: int) -> Any:
         nonlocal broken_off
@@ -215,21 +220,15 @@ def _probe(model: EndpointModel, path: str, body: dict[str, Any], parse: Callabl
             raise
 
     def revise(failure: Failure, attempt: int, attempts_left: int) -> dict[str, Any] | None:
-        endless = bool(body.get("echo")) and "no whole response" in str(failure)
-        passing = (failure.status is None or failure.status >= 500) and not endless and attempt == 0 < attempts_left
-        refused = _is_refused(failure) and not (broken_off and failure.status == 200)
-        failure.is_final |= (refused or endless) and not passing  # it would be the same another time
-        return None if body.get("echo") else request.revise(failure, attempt, attempts_left)
+        may_pass = failure.status is None or failure.status >= 500
+        is_repeated = may_pass and "no whole response" not in str(failure) and attempt == 0 < attempts_left
+        failure.is_final |= is_refused(failure) and not is_repeated  # it would be the same another time
+        return None if echoes else request.revise(failure, attempt, attempts_left)
 
     try:
         return _post(model, path, request.body, read_whole, revise)
     except EndpointError as error:
-        if (
-            _is_refused(error)
-            and not (broken_off and error.status == 200)
-            or body.get("echo")
-            and "no whole response" in str(error)
-        ):
+        if is_refused(error):
             raise NotImplementedError(str(error).rstrip(".")) from None
         raise
 

@@ -84,6 +84,7 @@ def echo_fields(model: EndpointServer) -> dict[str, Any]:
     """The fields of a request for an echo; `extra` adds others, and its null leaves out the temperature."""
     extra = model.options.extra_fields()
     ours = {"model": model.model, "max_tokens": 0, "temperature": 0.0, "echo": True, "logprobs": 1}
+    # A null of the user's leaves out a field of ours only where the echo does not depend on it.
     left_out = {name for name in _NULL if extra.get(name, "") is None}
     added = {name: value for name, value in extra.items() if value is not None}
     return added | {name: value for name, value in ours.items() if name not in left_out}
@@ -96,7 +97,7 @@ def _entries(model: EndpointServer, jobs: Mapping[str, _Job], role: str) -> dict
     def work(transport: Transport, key: str) -> Iterable:
         path, body, parse, instead = jobs[key]
         request = Request(model.known, body, model.options.extra_fields(), model.options.url + path)
-        revise = [] if body.get("echo") else [request.revise]
+        revise = [] if body.get("echo") else [request.revise]  # an echo has no optional fields
         try:
             entries[key] = transport.post(path, request.body, parse, *revise)
             request.answered()

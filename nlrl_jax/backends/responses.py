@@ -60,10 +60,12 @@ def read_replies(
       EndpointError: a log-probability is above 0.
     """
     choices = _choices(response)
+    # 1. In order: some servers return choices as they end. Those without an index stay as they stand.
     if all(type(choice.get("index")) is int for choice in choices):
         choices.sort(key=lambda choice: choice["index"])
     pairs = [(reply, _tokens(choice)) for choice in choices if (reply := _read_choice(choice)) is not None]
     replies = [reply for reply, _ in pairs]
+    # 2. No reply at all: the caller asks again, or takes an empty one in the end.
     if not replies:
         if not choices or any(map(_lacks_text, choices)):
             raise InvalidResponse(
@@ -73,11 +75,12 @@ def read_replies(
         for choice in choices:
             _check_ended(choice)
         raise InvalidResponse(f"it has {len(choices)} choices and none with a text")
+    # 3. The server counts all choices together: their tokens are divided by length, so that the sums are exact.
     lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in replies), initial=0))
-    ends = [round(tokens * length / lengths[-1]) for length in lengths]
+    token_ends = [round(tokens * length / lengths[-1]) for length in lengths]
     edited_replies = []
     for i, (reply, listed) in enumerate(pairs[:count]):
-        reply = reply._replace(prompt_tokens=prompt_tokens if i == 0 else 0, tokens=ends[i + 1] - ends[i])
+        reply = reply._replace(prompt_tokens=prompt_tokens if i == 0 else 0, tokens=token_ends[i + 1] - token_ends[i])
         edited = reply if reply.refused else edit(reply)
         edited_replies.append(
             edited._replace(
@@ -98,7 +101,7 @@ def _choices(response: dict) -> list[dict]:
     Raises:
       InvalidResponse: there is no list of them, or an error beside them.
     """
-    if error := response.get("error"):
+    if error := response.get("error"):  # some servers and gateways send errors with status 200
         body = json.dumps(error)
         raise InvalidResponse(f"it has an error: {body[:200]}", body=body, is_final=_FILTER.search(body) is not None)
     choices = response.get("choices")

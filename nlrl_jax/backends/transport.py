@@ -179,11 +179,12 @@ class Transport:
                 return self._attempt(path, body, parse)
             except Failure as error:
                 failure = error
-            was_final, attempts_left = failure.is_final, self.options.max_retries - attempt
+            was_final = failure.is_final  # before `revise`, which may change that
+            attempts_left = self.options.max_retries - attempt
             revised = revise(failure, attempt, attempts_left)
             if revised is None and (failure.is_final or attempts_left <= 0):
                 break
-            if not was_final:
+            if not was_final:  # a refusal that was met by another body is no failed attempt
                 attempt += 1
             if revised is not None:
                 body = revised
@@ -209,6 +210,7 @@ class Transport:
 
     def _attempt(self, path: str, body: dict[str, Any], parse: Callable[[dict, int, int], T]) -> T:
         sent = json.dumps(body).encode()
+        # The budget counts what is under way by an upper bound: 4 bytes a token, and all that may be written.
         most_tokens = math.ceil(len(sent) / 4) + _most_written(body)
         self.usage.sent(self.role, most_tokens)
         try:
@@ -243,7 +245,7 @@ class Transport:
     def _refusal(self, status: int, headers: httpx.Headers, excerpt: str, text: str) -> Failure:
         """What a response with an error status means."""
         place = f" ({self.proxy})" if self.proxy else ""
-        no_credit = status == 429 and _NO_CREDIT.search(text) is not None
+        no_credit = status == 429 and _NO_CREDIT.search(text) is not None  # where waiting does not help
         if not no_credit and status in _RETRIED or status >= 500 and status not in _UNKNOWN:
             return Failure(f"status {status}{place}: {excerpt}", status, text, wait=retry_after(headers, time.time()))
         place += f" (it redirects to {headers['Location']})" if "Location" in headers else ""
@@ -280,7 +282,7 @@ class Transport:
         usage = usage if isinstance(usage, dict) else {}
         counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         are_counts = [type(count) is int and count >= 0 for count in counts]
-        estimates = [math.ceil(size / 4) for size in (sent, received)]
+        estimates = [math.ceil(size / 4) for size in (sent, received)]  # where the server does not count
         prompt_tokens, tokens = (
             count if is_count else estimate for count, is_count, estimate in zip(counts, are_counts, estimates)
         )
@@ -299,20 +301,17 @@ def retry_after(headers: Mapping[str, str], now: float) -> float:
     """Seconds to wait by a response's headers: retry-after-ms, as OpenAI and Azure send it, or Retry-After (RFC 9110,
     10.2.3: seconds or a date); 0 where they say nothing that can be read."""
     header = headers.get("Retry-After", "")
-    readers = (
-        lambda: float(headers["retry-after-ms"]) / 1000,
-        lambda: float(header),
-        lambda: _timestamp(email.utils.parsedate_to_datetime(header)) - now,
-    )
+
+    def seconds_to_date() -> float:
+        date = email.utils.parsedate_to_datetime(header)
+        return date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp() - now
+
+    readers = (lambda: float(headers["retry-after-ms"]) / 1000, lambda: float(header), seconds_to_date)
     for reader in readers:
         with contextlib.suppress(KeyError, ValueError, TypeError, IndexError, OverflowError):
             if not math.isnan(wait := reader()):
                 return max(wait, 0.0)
     return 0.0
-
-
-def _timestamp(date: datetime.datetime) -> float:
-    return date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp()
 
 
 def _tokens_listed(response: Any) -> int:

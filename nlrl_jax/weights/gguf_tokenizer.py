@@ -85,7 +85,7 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
 
     def read(name, default=None):
         value = metadata.get(f"tokenizer.{name}", default)
-        kind = next((kind for ends, kind in _KINDS.items() if name.endswith(ends)), str)
+        kind = next((kind for suffix, kind in _KINDS.items() if name.endswith(suffix)), str)
         if value is not None and type(value) is not kind:
             raise ValueError(f"{path} has tokenizer.{name} = {str(value)[:40]}; it must be of type {kind.__name__}")
         return value
@@ -115,27 +115,27 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
     types = read("ggml.token_type", [1] * len(tokens))
     ids = {token: i for i, token in enumerate(tokens)}
     if len(ids) < len(tokens) or len(types) < len(tokens):
-        what = "lists a token twice" if len(ids) < len(tokens) else f"gives a type to {len(types)} tokens only"
-        raise ValueError(f"{path}: its vocabulary of {len(tokens)} tokens {what}")
-    ends = _ends(path, tokens, ids, read)
+        fault = "lists a token twice" if len(ids) < len(tokens) else f"gives a type to {len(types)} tokens only"
+        raise ValueError(f"{path}: its vocabulary of {len(tokens)} tokens {fault}")
+    end_ids = _ends(path, tokens, ids, read)
     named = {role: _token_id(path, tokens, read, role) for role in ("bos", "eos", "padding")}
-    read_as = _read_as(tokens, types, ids, ends)
+    read_as = _read_as(tokens, types, ids, end_ids)
     needed = {merge.replace(" ", "") for merge in merges} if len(ids) - 1 in read_as else set()
     while (last := len(ids) - 1) in read_as.keys() - named.values() and not {tokens[last]} & needed:
         del ids[tokens[last]], read_as[last]
     backend = _backend(path, ids, merges, pre)
-    special = [t for t, i in ids.items() if types[i] in (_UNKNOWN, _CONTROL) or i in ends]
-    user = [t for t, i in ids.items() if types[i] == _USER_DEFINED and i not in ends]
+    special = [t for t, i in ids.items() if types[i] in (_UNKNOWN, _CONTROL) or i in end_ids]
+    user = [t for t, i in ids.items() if types[i] == _USER_DEFINED and i not in end_ids]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False) for token in user])
     bos, eos, padding = (None if i is None else tokens[i] for i in named.values())
-    tokenizer = Tokenizer.create(backend, read("chat_template"), bos, eos, padding, sorted(ends))
+    tokenizer = Tokenizer.create(backend, read("chat_template"), bos, eos, padding, sorted(end_ids))
     tokenizer = dataclasses.replace(tokenizer, read_as=read_as)
     add_bos = read("ggml.add_bos_token")
     if add_bos and bos is None:
         raise ValueError(f"{path}: tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing")
-    begin = bos is not None and (pre in _LLAMA3 if add_bos is None else add_bos)
-    if not begin:
+    adds_bos = bos is not None and (pre in _LLAMA3 if add_bos is None else add_bos)
+    if not adds_bos:
         return tokenizer
     return _begin_with_bos(dataclasses.replace(tokenizer, post_processor=_adding(bos, backend)))
 

@@ -159,9 +159,9 @@ def load(
     config = dataclasses.replace(config, lora=LoraConfig(rank, float(alpha)))
     file = SafetensorsFile(folder / WEIGHTS)
     expected = {}
-    for path, layer, (size, other) in layout.tensors(dataclasses.replace(config, lora=LoraConfig(1)), "lora"):
+    for path, layer, (size, width) in layout.tensors(dataclasses.replace(config, lora=LoraConfig(1)), "lora"):
         if of := adapted.get((path[:-1], layer)):
-            expected[_tensor_name(path, layer)] = (of[0], other) if path[-1] == "a" else (size, of[0])
+            expected[_tensor_name(path, layer)] = (of[0], width) if path[-1] == "a" else (size, of[0])
     layout.check_tensors(
         folder,
         expected,
