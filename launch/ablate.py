@@ -40,6 +40,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
 from absl import flags
 
 from nlrl_jax.config import check, listed, option, seed_option
@@ -270,6 +271,7 @@ COMMAND = app.Command(
 
 def main(argv: list[str]) -> None:
     del argv
+    jax.config.update("jax_platforms", "cpu")  # this process trains nothing: an accelerator's memory is for the runs
     config = COMMAND.parse()
     if not config.study:
         raise ValueError(f"say what is varied: --study, one or more of one script: {by_script()}")
