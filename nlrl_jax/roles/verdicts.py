@@ -90,7 +90,7 @@ def _judgement(note: str, words: Sequence[str]) -> tuple[int, str]:
 def _elsewhere(note: str, word: str) -> list[re.Match[str]]:
     """Finds judgements in capitals that begin a note ("GOOD: the key is near") or stand in it ("That was a BAD move").
 
-    None where it names another of the words too, as a list of what they mean does.
+    There are none where it names another of the words too, as a list of what they mean does.
     """
     if len(re.findall(rf"\b(?:{word})\b", note)) != 1:
         return []

@@ -260,8 +260,10 @@ def sample_fields(template: Template, num_random: int = 40, seed: int = 0) -> li
         fields = {}
         for name, (low, high, size) in ranges.items():
             shape = () if size is None else (size,)
-            pick = {"lowest": lambda: np.full(shape, low), "highest": lambda: np.full(shape, high)}  # noqa: B023
-            fields[name] = pick.get(kind, lambda: rng.integers(low, high + 1, shape))()  # noqa: B023
+            if kind == "random":
+                fields[name] = rng.integers(low, high + 1, shape)
+            else:
+                fields[name] = np.full(shape, low if kind == "lowest" else high)
         if kind == "random":
             for name in counts:
                 low, high, _ = ranges[name]

@@ -125,6 +125,7 @@ def ahead(parts: Sequence[str | Thing | Tail], num_lefts: int) -> tuple[str, ...
 
 
 def _beginnings(parts, width: int, limit: int) -> set[str]:
+    """Lists the beginnings, of `width` characters or of all there are, of the texts that `parts` may render."""
     front = {""}
     for part in parts:
         missing = width - min(len(text) for text in front)

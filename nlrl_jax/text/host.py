@@ -107,8 +107,8 @@ def of_text_game(
         before = padded([state for _, state in states], size)
         seeds = padded([np.uint32(seed) for seed, _ in states], size)
         keys = jax.vmap(lambda seed, time: jax.random.fold_in(jax.random.key(seed), time))(seeds, before.time)
-        states = step(keys, before, padded([np.int32(i) for i in ids], size))
-        after, reward, terminated, truncated, valid, idle = jax.device_get(states)
+        results = step(keys, before, padded([np.int32(i) for i in ids], size))
+        after, reward, terminated, truncated, valid, idle = jax.device_get(results)
         success = jax.device_get(won(after)) if won else np.zeros(size, bool)
         outcomes = []
         for i, (state, text) in enumerate(zip(rows(after, len(ids)), read(after, len(ids)), strict=True)):
