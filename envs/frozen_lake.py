@@ -62,7 +62,9 @@ def move(position: jax.Array, direction: jax.Array, size: int) -> jax.Array:
 
 def slip_directions(action: jax.Array) -> jax.Array:
     """Returns the three equally likely directions on slippery ice: int32 [3], the intended one first."""
-    return jnp.asarray([(UP, LEFT, RIGHT), (DOWN, LEFT, RIGHT), (LEFT, UP, DOWN), (RIGHT, UP, DOWN)])[action]
+    directions = np.array([(UP, LEFT, RIGHT), (DOWN, LEFT, RIGHT), (LEFT, UP, DOWN), (RIGHT, UP, DOWN)], np.int32)
+    # Chosen by comparison: a lookup by an action that lies on an Explicit mesh would have no sharding.
+    return jnp.sum(jnp.where(np.arange(4)[:, None] == action, directions, 0), axis=0, dtype=jnp.int32)
 
 
 def outcome(state: FrozenLakeState, direction: jax.Array, size: int) -> tuple[FrozenLakeState, jax.Array, jax.Array]:
@@ -117,7 +119,9 @@ class FrozenLake(DiscreteGame):
 
     def start(self, key: jax.Array, params: EnvParams) -> FrozenLakeState:
         """Draws a new solvable map with the player at the start."""
-        return FrozenLakeState(time=jnp.int32(0), position=jnp.int32(0), holes=self.draw_map(key))
+        holes = self.draw_map(key)
+        zero = jnp.zeros_like(holes[0], jnp.int32)  # of the data: in shard_map it varies over the mesh as the map does
+        return FrozenLakeState(time=zero, position=zero, holes=holes)
 
     def draw_map(self, key: jax.Array) -> jax.Array:
         """Draws the holes of a random solvable map: bool [size * size]."""
@@ -158,7 +162,8 @@ class FrozenLake(DiscreteGame):
     def observe(self, key, state, action, params) -> jax.Array:
         """Returns float32 [size, size, 3], planes of player, holes and goal."""
         tiles = np.arange(self.size * self.size)
-        planes = jnp.stack([tiles == state.position, state.holes, tiles == tiles[-1]], axis=-1)
+        goal = jnp.zeros_like(state.holes) | (tiles == tiles[-1])  # lies on a mesh as the holes do
+        planes = jnp.stack([tiles == state.position, state.holes, goal], axis=-1)
         return planes.reshape(self.size, self.size, 3).astype(jnp.float32)
 
 

@@ -10,7 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.arrays import expect, present
+from nlrl_jax.arrays import expect, present, single_or_wider
 
 KL_ESTIMATORS = ("k1", "k2", "k3")
 
@@ -71,8 +71,8 @@ def ms_grpo(
 
     Returns: (scalar, {"kl", "clip_fraction"}: weighted sums over the tokens, so they add up too).
     """
-    given = {"log_probs": log_probs, "old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs}
-    expect("B", expect("B K", **given, weights=weights), advantages=advantages)
+    per_token = {"log_probs": log_probs, "old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs}
+    expect("B", expect("B K", **per_token, weights=weights), advantages=advantages)
     counted = weights > 0
     # Replace what does not count before exp(): 0 * inf would poison the gradient.
     log_probs = jnp.where(counted, log_probs, 0.0)
@@ -85,7 +85,7 @@ def ms_grpo(
     surrogate = jnp.minimum(ratio * A, clipped * A)
     kl = kl_estimate(log_probs, ref_log_probs, kl_estimator)
     objective = jnp.sum(weights * (surrogate - beta * kl))
-    was_clipped = (clipped * A < ratio * A).astype(jnp.float32)
+    was_clipped = (clipped * A < ratio * A).astype(weights.dtype)
     return -objective, {"kl": jnp.sum(weights * kl), "clip_fraction": jnp.sum(weights * was_clipped)}
 
 
@@ -100,12 +100,16 @@ def sft(log_probs: jax.Array, weights: jax.Array) -> tuple[jax.Array, dict[str, 
     Returns: (scalar, {"perplexity" of the tokens that count, "tokens": how many}).
     """
     expect("B K", log_probs=log_probs, weights=weights)
-    weights = weights.astype(jnp.float32)
+    log_probs = single_or_wider(log_probs)
+    weights = weights.astype(log_probs.dtype)
     counted = weights != 0
-    tokens = jnp.sum(counted.astype(jnp.float32))
+    tokens = jnp.sum(counted.astype(log_probs.dtype))
     log_probs = jnp.where(counted, log_probs, 0.0)
-    mean = lambda values: -jnp.sum(values) / jnp.maximum(tokens, 1.0)
-    return mean(log_probs * weights), {"perplexity": jnp.exp(mean(log_probs)), "tokens": tokens}
+
+    def mean_loss(log_probs):
+        return -jnp.sum(log_probs) / jnp.maximum(tokens, 1.0)
+
+    return mean_loss(log_probs * weights), {"perplexity": jnp.exp(mean_loss(log_probs)), "tokens": tokens}
 
 
 def ppo(
@@ -146,8 +150,8 @@ def ppo(
     """
     if math.isfinite(value_clip) and old_values is None:
         raise ValueError(f"value_clip is {value_clip}, which needs old_values")
-    given = {"log_probs": log_probs, "old_log_probs": old_log_probs, "advantages": advantages, "values": values}
-    expect("...", **given, targets=targets, entropy=entropy, weights=weights, **present(old_values=old_values))
+    per_step = {"log_probs": log_probs, "old_log_probs": old_log_probs, "advantages": advantages, "values": values}
+    expect("...", **per_step, targets=targets, entropy=entropy, weights=weights, **present(old_values=old_values))
     counted = weights > 0
     # Replace what does not count before exp(): 0 * inf would poison the gradient.
     log_probs, values, entropy = (jnp.where(counted, x, 0.0) for x in (log_probs, values, entropy))
@@ -157,7 +161,10 @@ def ppo(
     log_ratio = log_probs - old_log_probs
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
-    mean = lambda x: jnp.sum(weights * x)
+
+    def mean(values):
+        return jnp.sum(weights * values)
+
     policy_loss = -mean(jnp.minimum(ratio * A, clipped * A))
     errors = (values - targets) ** 2
     if math.isfinite(value_clip):
@@ -169,7 +176,7 @@ def ppo(
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": mean(entropy),
-        "clip_fraction": mean(jnp.abs(ratio - 1.0) > clip),
+        "clip_fraction": mean((jnp.abs(ratio - 1.0) > clip).astype(weights.dtype)),
         "approx_kl": mean(ratio - 1.0 - log_ratio),
     }
     return policy_loss + value_coef * value_loss - entropy_coef * metrics["entropy"], metrics

@@ -16,16 +16,16 @@ from nlrl_jax.arrays import expect, present
 
 @flax.struct.dataclass
 class RunningMoments:
-    """Running mean and variance over all leading axes. mean, var: float32 [...]; count: float32 []."""
+    """Running mean and variance over all leading axes. mean, var: float [...]; count: float []."""
 
     mean: jax.Array
     var: jax.Array
     count: jax.Array
 
     @classmethod
-    def of(cls, shape: tuple[int, ...] = ()) -> RunningMoments:
+    def of(cls, shape: tuple[int, ...] = (), dtype: Any = jnp.float32) -> RunningMoments:
         """Before any data: mean 0, variance 1."""
-        return cls(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+        return cls(jnp.zeros(shape, dtype), jnp.ones(shape, dtype), jnp.zeros((), dtype))
 
     def update(self, batch: jax.Array) -> RunningMoments:
         """With `batch` [..., *shape] counted in (Chan et al. 1979: two means and variances into one).
@@ -40,7 +40,8 @@ class RunningMoments:
         n, mean, var = float(rows.shape[0]), jnp.mean(rows, axis=0), jnp.var(rows, axis=0)
         total, delta = self.count + n, mean - self.mean
         spread = self.var * self.count + var * n + delta**2 * self.count * n / total
-        return RunningMoments(self.mean + delta * n / total, spread / total, total)
+        new = RunningMoments(self.mean + delta * n / total, spread / total, total)
+        return jax.tree.map(lambda moment: moment.astype(self.mean.dtype), new)  # a scan's carry keeps its type
 
     def normalize(self, x: jax.Array, limit: float = 10.0) -> jax.Array:
         """(x - mean) / std of x [..., *shape], clipped to +-limit. ValueError: another shape."""
@@ -92,7 +93,7 @@ def sample(key: jax.Array, out: jax.Array, log_std: jax.Array | None) -> jax.Arr
     _expect_rows(out, log_std)
     if log_std is None:
         return jax.random.categorical(key, out)
-    return out + jnp.exp(log_std) * jax.random.normal(key, out.shape)
+    return out + jnp.exp(log_std) * jax.random.normal(key, out.shape, out.dtype)
 
 
 def mode(out: jax.Array, log_std: jax.Array | None) -> jax.Array:

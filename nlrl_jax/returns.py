@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nlrl_jax.arrays import expect, floating, present
+from nlrl_jax.arrays import expect, floating, is_traced, present, single_or_wider
 
 
 def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = None) -> jax.Array:
@@ -22,7 +22,7 @@ def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = 
       ddof: the standard deviation divides by G - ddof; the paper leaves this open.
       mask: bool [..., G], who counts; the others get zero and change nothing. All, if None.
 
-    Returns: float32 [..., G].
+    Returns: float [..., G], float32 at least.
 
     Raises:
       ValueError: arrays of other shapes, a group of one (compared with itself it has no advantage), ddof not in [0, G).
@@ -31,16 +31,19 @@ def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = 
     if G < 2 or not 0 <= ddof < G:
         raise ValueError(f"G is {G} and ddof {ddof}; a group needs at least 2 episodes, and ddof must be in [0, G)")
     mask = None if mask is None else mask.astype(bool)
-    returns = returns.astype(jnp.float32)
-    over = {"axis": -1, "keepdims": True} | ({} if mask is None else {"where": mask})
-    count = returns.shape[-1] if mask is None else jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1 + ddof)
-    spread = jnp.max(returns, **over, initial=-jnp.inf) - jnp.min(returns, **over, initial=jnp.inf)
+    returns = single_or_wider(returns)
+    reduce = {"axis": -1, "keepdims": True} | ({} if mask is None else {"where": mask})
+    count, degrees = G, G - ddof
+    if mask is not None:
+        number = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1 + ddof)
+        count, degrees = number.astype(returns.dtype), (number - ddof).astype(returns.dtype)
+    spread = jnp.max(returns, **reduce, initial=-jnp.inf) - jnp.min(returns, **reduce, initial=jnp.inf)
     # Rounding alone must not look like a difference.
-    scale = jnp.max(jnp.abs(returns), **over, initial=0.0)
+    scale = jnp.max(jnp.abs(returns), **reduce, initial=0.0)
     informative = spread > 1e-5 * jnp.maximum(scale, 1.0)
     informative = informative if mask is None else informative & mask
-    centred = returns - jnp.sum(returns, **over) / count
-    variance = jnp.sum(centred**2, **over) / (count - ddof)
+    centred = returns - jnp.sum(returns, **reduce) / count
+    variance = jnp.sum(centred**2, **reduce) / degrees
     return jnp.where(informative, centred / jnp.sqrt(jnp.where(informative, variance, 1.0)), 0.0)
 
 
@@ -52,27 +55,33 @@ def anchored_advantage(returns: jax.Array, anchors: jax.Array, ddof: int = 0) ->
       anchors: int [..., S], which state a step was taken in; negative: none, and the advantage is 0.
       ddof: see `group_advantage`.
 
-    Returns: float32 [..., S]; 0 where no other step was taken in the same state. Memory grows with S^2.
+    Returns: float [..., S]; 0 where no other step was taken in the same state. Memory grows with S^2.
 
     Raises:
       ValueError: arrays of other shapes, or a single step.
     """
     expect("... S", returns=returns, anchors=anchors)
     same = (anchors[..., :, None] == anchors[..., None, :]) & (anchors >= 0)[..., None]
-    found = group_advantage(jnp.broadcast_to(returns[..., None, :], same.shape), ddof, same)
-    return jnp.diagonal(found, axis1=-2, axis2=-1)
+    # Row s holds the group of step s, so that its own advantage stands on the diagonal.
+    advantages = group_advantage(jnp.broadcast_to(returns[..., None, :], same.shape), ddof, same)
+    return jnp.diagonal(advantages, axis1=-2, axis2=-1)
 
 
 def returns_to_go(rewards: jax.Array, discount: float = 1.0) -> jax.Array:
-    """Discounted sum of the rewards from each turn on: float [T, B] -> float [T, B]. ValueError: another rank."""
-    expect("T B", rewards=rewards)
-    if discount != 1.0:
-        add = lambda later, reward: (reward + discount * later,) * 2
-        return jax.lax.scan(add, jnp.zeros_like(floating(rewards)[0]), floating(rewards), reverse=True)[1]
-    return jnp.flip(jnp.cumsum(jnp.flip(floating(rewards), axis=0), axis=0), axis=0)
+    """Discounted sum of the rewards from each turn on: float [T] or [T, B] -> the same. ValueError: another rank."""
+    expect(_time_axes(rewards), rewards=rewards)
+    rewards = floating(rewards)
+    if discount == 1.0:
+        return jnp.flip(jnp.cumsum(jnp.flip(rewards, axis=0), axis=0), axis=0)
+
+    def back(later, reward):
+        total = reward + discount * later
+        return total, total
+
+    return jax.lax.scan(back, jnp.zeros_like(rewards[0]), rewards, reverse=True)[1]
 
 
-def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: float) -> jax.Array:
+def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: float | jax.Array) -> jax.Array:
     """Absolute-advantage-weighted episode sampling (MS-GRPO, equation 5): `num` of G without replacement.
 
     Adding Gumbel noise to the log-weights |A| / T_ep and taking the largest draws without replacement
@@ -81,7 +90,7 @@ def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: flo
     Args:
       advantages: float [..., G].
       num: G', at most G.
-      temperature: T_ep > 0; small values pick the extremes, large ones are uniform.
+      temperature: T_ep > 0; small values pick the extremes, large ones are uniform. Not checked where it is traced.
 
     Returns: int32 [..., num], indices into the last axis.
 
@@ -91,9 +100,10 @@ def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: flo
     group = expect("... G", advantages=advantages)["G"]
     if not isinstance(num, int | np.integer) or not 1 <= num <= group:
         raise ValueError(f"cannot sample G'={num} of G={group} episodes without replacement")
-    if not temperature > 0:
+    if not is_traced(temperature) and not temperature > 0:
         raise ValueError(f"T_ep is {temperature}; AAW sampling needs a positive temperature")
-    noise = jax.random.gumbel(key, advantages.shape)
+    advantages = single_or_wider(advantages)
+    noise = jax.random.gumbel(key, advantages.shape, advantages.dtype)
     return jax.lax.top_k(jnp.abs(advantages) / temperature + noise, num)[1]
 
 
@@ -114,20 +124,20 @@ def gae(
     value of the episode's last state (not of the one after the reset), and `ends` is True.
 
     Args:
-      rewards: float [T, B], of step t.
+      rewards: float [T, B], of step t; or [T], of one environment, as all arrays then are.
       discounts: float [T, B], gamma, or 0 where step t terminated its episode.
       values: float [T, B], V(s_t).
       next_values: float [T, B], V(s_{t+1}), before any reset. Not read where the discount is 0.
       trace_decay: lambda.
       ends: bool [T, B], step t was its episode's last one. If None, episodes end where the discount is 0.
 
-    Returns: advantages and value targets A_t + V(s_t), both float [T, B]; neither carries gradients.
+    Returns: advantages and value targets A_t + V(s_t), both of the rewards' shape; neither carries gradients.
 
     Raises:
       ValueError: an array of another rank, or arrays of several shapes, such as one that is [B, T].
     """
-    given = {"rewards": rewards, "discounts": discounts, "values": values, "next_values": next_values}
-    expect("T B", **given, **present(ends=ends))
+    per_step = {"rewards": rewards, "discounts": discounts, "values": values, "next_values": next_values}
+    expect(_time_axes(rewards), **per_step, **present(ends=ends))
     ends = discounts == 0 if ends is None else ends.astype(bool)
     rewards, discounts, values, next_values = map(floating, (rewards, discounts, values, next_values))
     deltas = rewards + jnp.where(discounts == 0, 0.0, discounts * next_values) - values
@@ -138,7 +148,8 @@ def gae(
         advantage = delta + trace * later
         return advantage, advantage
 
-    _, advantages = jax.lax.scan(back, jnp.zeros(deltas.shape[1:], deltas.dtype), (deltas, traces), reverse=True)
+    # Zeros of the data, and not of its shape: they lie where it lies, and vary over a mesh as it does.
+    _, advantages = jax.lax.scan(back, jnp.zeros_like(deltas[0]), (deltas, traces), reverse=True)
     return jax.lax.stop_gradient((advantages, advantages + values))
 
 
@@ -152,20 +163,25 @@ def kl_improved_policy(log_prior: jax.Array, q: jax.Array, alpha: float | jax.Ar
       q: float [..., n]. Where some are inf, those share everything by their prior; where all are -inf, it is the prior.
       alpha: above 0; inf is allowed and gives the prior.
 
-    Returns: float32 [..., n]; its exponentials sum to 1.
+    Returns: float [..., n], float32 at least; its exponentials sum to 1.
 
     Raises:
-      ValueError: a Python number alpha that is not positive; arrays of several shapes.
+      ValueError: an alpha that is not positive (not checked where it is traced); arrays of several shapes.
     """
-    if isinstance(alpha, int | float) and not alpha > 0:
+    if not is_traced(alpha) and not alpha > 0:
         raise ValueError(f"alpha is {alpha}; it must be above 0")
     expect("... n", log_prior=log_prior, q=q)
-    log_prior = log_prior.astype(jnp.float32)
-    q = jnp.where(jnp.isinf(alpha), 0.0, q.astype(jnp.float32))
+    log_prior, q = single_or_wider(log_prior), single_or_wider(q)
+    q = jnp.where(jnp.isinf(alpha), 0.0, q)
     left_out = jnp.isneginf(log_prior)
     best = jnp.max(jnp.where(left_out, -jnp.inf, q), axis=-1, keepdims=True)
     certain = jnp.where(q == best, log_prior, -jnp.inf)
-    # Q / alpha may be more than float32 holds; less the best one it is not.
-    alpha = jnp.maximum(alpha, jnp.finfo(jnp.float32).tiny)
+    # Q / alpha may be more than a float holds; less the best one it is not.
+    alpha = jnp.maximum(alpha, jnp.finfo(q.dtype).tiny)
     logits = log_prior + (jnp.where(left_out, 0.0, q) - jnp.where(jnp.isinf(best / alpha), best, 0.0)) / alpha
     return jax.nn.log_softmax(jnp.where(jnp.isinf(best), certain, logits), axis=-1)
+
+
+def _time_axes(rewards: jax.Array) -> str:
+    """The axes of rewards: those of one environment [T], or of B environments [T, B]."""
+    return "T" if np.ndim(rewards) == 1 else "T B"

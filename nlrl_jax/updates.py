@@ -92,8 +92,8 @@ def seed_mesh(seeds: int) -> Mesh:
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}; it must be at least 1")
     devices = jax.devices()
-    most = max(n for n in range(1, len(devices) + 1) if seeds % n == 0)
-    return jax.make_mesh((most,), ("seeds",), axis_types=(AxisType.Auto,), devices=devices[:most])
+    number = max(n for n in range(1, len(devices) + 1) if seeds % n == 0)
+    return jax.make_mesh((number,), ("seeds",), axis_types=(AxisType.Auto,), devices=devices[:number])
 
 
 def spread(states: Any, mesh: Mesh) -> Any:
@@ -125,8 +125,10 @@ def over_seeds(
         return jax.vmap(one)((stacked, keys)) if vectorize else jax.lax.map(one, (stacked, keys))
 
     if mesh is not None:
-        own = PartitionSpec("seeds")
-        each = jax.shard_map(each, mesh=mesh, in_specs=(PartitionSpec(), own, own), out_specs=own, check_vma=False)
+        per_seed = PartitionSpec("seeds")
+        each = jax.shard_map(
+            each, mesh=mesh, in_specs=(PartitionSpec(), per_seed, per_seed), out_specs=per_seed, check_vma=False
+        )
 
     def many(states: Any, keys: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         new, metrics = each(states.params, states.replace(params=None), keys)

@@ -24,8 +24,8 @@ ACTIONS = tuple("123456789")
 WINNERS = ("nobody yet", *PLAYERS, "nobody")  # what the field "winner" indexes
 MAX_MOVES = 9
 EMPTY = -1
-# Rows, columns and diagonals as cells: int [8, 3].
-LINES = np.array([(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)])
+# Rows, columns and diagonals as cells: int32 [8, 3].
+LINES = np.array([(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)], np.int32)
 _CODES = 3 ** np.arange(9)
 
 

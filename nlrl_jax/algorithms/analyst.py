@@ -70,19 +70,19 @@ def identify(analyst: Analyst, episodes: Sequence[ControlEpisode]) -> list[list[
     """Section 3.3: the verdicts on every episode, in order of time. All chunks of all episodes in one call."""
     roles, counts = analyst.roles, analyst.counts
     pieces = [
-        (episode, begin, min(begin + roles.chunk, len(episode)))
+        (episode, start, min(start + roles.chunk, len(episode)))
         for episode in episodes
-        for begin in range(0, len(episode), roles.chunk)
+        for start in range(0, len(episode), roles.chunk)
     ]
     chats = [roles.identify(*piece) for piece in pieces]
     verdicts: dict[int, list[Verdict]] = {episode.number: [] for episode in episodes}
-    read = lambda piece, text: roles.read_verdicts(text, *piece[1:])
-    found = _complete(analyst, "identify", chats, pieces, read, lambda found: bool(found[0]))
-    for (episode, begin, end), (reply, (here, problems)) in zip(pieces, found, strict=True):
+    read_verdicts = lambda piece, text: roles.read_verdicts(text, *piece[1:])
+    identified = _complete(analyst, "identify", chats, pieces, read_verdicts, lambda identified: bool(identified[0]))
+    for (episode, first, end), (reply, (here, problems)) in zip(pieces, identified, strict=True):
         verdicts[episode.number] += here
         counts["identify/calls"] += 1
         counts["identify/never ended"] += not reply.ended
-        counts["identify/timeslots"] += end - begin
+        counts["identify/timeslots"] += end - first
         counts["identify/critical"] += sum(verdict.critical for verdict in here)
         counts["identify/suggestions"] += sum(v.critical and v.action is not None for v in here)
         counts.update({f"identify/{kind}": number for kind, number in problems.items()})
@@ -101,14 +101,14 @@ def assign_rewards(
     for episode, of_episode, analysis in zip(episodes, verdicts, analyses, strict=True):
         for verdict in of_episode:
             if verdict.critical:
-                taken = episode.action(verdict.timeslot)
-                actions = [taken] if verdict.action is None else dict.fromkeys([taken, verdict.action])
+                agent_action = episode.action(verdict.timeslot)
+                actions = [agent_action] if verdict.action is None else dict.fromkeys([agent_action, verdict.action])
                 ratings += [(episode, verdict, action, analysis) for action in actions]
     chats = [roles.reward(episode, verdict.timeslot, *rest) for episode, verdict, *rest in ratings]
     states: dict[tuple[int, int], CriticalState] = {}
     read, is_read = lambda _, text: roles.read_reward(text), lambda reward: reward is not None
-    found = _complete(analyst, "reward", chats, ratings, read, is_read)
-    for (episode, verdict, action, _), (reply, reward) in zip(ratings, found, strict=True):
+    answers = _complete(analyst, "reward", chats, ratings, read, is_read)
+    for (episode, verdict, action, _), (reply, reward) in zip(ratings, answers, strict=True):
         t = verdict.timeslot
         state = states.setdefault(
             (episode.number, t),
@@ -147,8 +147,8 @@ def analyse(
         verdicts = identify(analyst, episodes)
     chats = [roles.analyse(episode, of_episode) for episode, of_episode in zip(episodes, verdicts, strict=True)]
     read, is_read = lambda _, text: without_thoughts(text), lambda text: bool(text.strip())
-    found = _complete(analyst, "analyse", chats, episodes, read, is_read)
-    analyses = [text for _, text in found]
+    answers = _complete(analyst, "analyse", chats, episodes, read, is_read)
+    analyses = [text for _, text in answers]
     counts["analyse/calls"] += len(chats)
     counts["analyse/empty"] += sum(not text.strip() for text in analyses)
     states = assign_rewards(analyst, episodes, verdicts, analyses)
@@ -177,25 +177,25 @@ def _complete(
     Raises:
       LanguageModelError: more than half of the first ones, or of all, cannot be read.
     """
-    found: list[tuple[Reply, T]] = []
+    answers: list[tuple[Reply, T]] = []
     for part in (slice(0, FIRST), slice(FIRST, None)) if analyst.must_read else (slice(None),):
         replies = analyst.model.complete(chats[part], SAMPLINGS[role], role, analyst.seed) if chats[part] else []
-        found += [(reply, read(subject, reply.text)) for subject, reply in zip(subjects[part], replies, strict=True)]
-        bad = [reply for reply, said in found if not is_read(said)]
-        if analyst.must_read and 2 * len(bad) > len(found):
-            raise LanguageModelError(_unreadable(role, bad, len(found)))
-    return found
+        answers += [(reply, read(subject, reply.text)) for subject, reply in zip(subjects[part], replies, strict=True)]
+        bad = [reply for reply, content in answers if not is_read(content)]
+        if analyst.must_read and 2 * len(bad) > len(answers):
+            raise LanguageModelError(_unreadable(role, bad, len(answers)))
+    return answers
 
 
 def _unreadable(role: str, bad: Sequence[Reply], of: int) -> str:
     first = bad[0]
     text = " ".join(first.text.split())
-    said = repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...") if text else "empty"
-    why = " (refused)" if first.refused else "" if first.ended else " (cut at its maximum length)"
+    excerpt = repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...") if text else "empty"
+    cause = " (refused)" if first.refused else "" if first.ended else " (cut at its maximum length)"
     return (
         f"the analyst cannot be used: {len(bad)} of its first {of} replies as {role!r} cannot be read, the first one "
-        f"is {said}{why}. Nothing is refined: give another --analyst or --endpoint_model in a new --run_dir; --base "
-        "with this folder reuses its base agents"
+        f"is {excerpt}{cause}. Nothing is refined: give another --analyst or --endpoint_model in a new --run_dir; "
+        "--base with this folder reuses its base agents"
     )
 
 

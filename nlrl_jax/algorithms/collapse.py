@@ -23,10 +23,10 @@ def measures(turns: Turns, returns: jax.Array) -> dict[str, jax.Array]:
     tokens are sampled at temperature 1 and uncut. "distinct_replies": different replies over replies.
     "return_spread": standard deviation of the returns within a group, mean over groups.
     """
-    said, active = turns.turn, turns.active
-    written = (jnp.arange(said.replies.shape[-1]) < said.reply_lengths[..., None]) & active[..., None]
-    surprisal = -jnp.sum(jnp.where(written, said.log_probs, 0.0)) / jnp.maximum(jnp.sum(written), 1)
-    replies = jnp.where(written, said.replies + 1, 0).reshape(active.size, -1)
+    turn, active = turns.turn, turns.active
+    is_token = (jnp.arange(turn.replies.shape[-1]) < turn.reply_lengths[..., None]) & active[..., None]
+    surprisal = -jnp.sum(jnp.where(is_token, turn.log_probs, 0.0)) / jnp.maximum(jnp.sum(is_token), 1)
+    replies = jnp.where(is_token, turn.replies + 1, 0).reshape(active.size, -1)
     return {
         "surprisal": surprisal,
         "distinct_replies": _distinct(replies, active.reshape(-1)) / jnp.maximum(jnp.sum(active), 1),
@@ -43,19 +43,19 @@ def state_dependence(policy: LanguageAgentPolicy, variables: Any, turns: Turns, 
     Args:
       number: how many replies are scored after another prompt, spread evenly over the turns played.
     """
-    said, active = turns.turn, turns.active.reshape(-1)
-    rows = jax.tree.map(lambda x: x.reshape(active.size, *x.shape[2:]), said._replace(parsed=None))
+    turn, active = turns.turn, turns.active.reshape(-1)
+    rows = jax.tree.map(lambda x: x.reshape(active.size, *x.shape[2:]), turn._replace(parsed=None))
     order = jnp.argsort(~active, stable=True)
     played = jnp.sum(active)
-    own = order[jnp.arange(number) * played // number]
-    other = jnp.roll(own, number // 2)
-    differ = jnp.any(rows.prompts[own] != rows.prompts[other], axis=-1) & active[own] & active[other]
-    lengths = jnp.maximum(rows.prompt_lengths[other], 1)
+    scored = order[jnp.arange(number) * played // number]
+    swapped = jnp.roll(scored, number // 2)
+    differ = jnp.any(rows.prompts[scored] != rows.prompts[swapped], axis=-1) & active[scored] & active[swapped]
+    lengths = jnp.maximum(rows.prompt_lengths[swapped], 1)
     after_other = score(
-        policy.model, variables, rows.prompts[other], lengths, rows.replies[own], policy.prefix(variables)
+        policy.model, variables, rows.prompts[swapped], lengths, rows.replies[scored], policy.prefix(variables)
     )
-    written = jnp.arange(rows.replies.shape[-1]) < rows.reply_lengths[own][:, None]
-    gap = jnp.sum(jnp.where(written, rows.log_probs[own] - after_other, 0.0), axis=-1)
+    is_token = jnp.arange(rows.replies.shape[-1]) < rows.reply_lengths[scored][:, None]
+    gap = jnp.sum(jnp.where(is_token, rows.log_probs[scored] - after_other, 0.0), axis=-1)
     return jnp.sum(jnp.where(differ, gap, 0.0)) / jnp.maximum(jnp.sum(differ), 1)
 
 
@@ -67,8 +67,8 @@ def _distinct(rows: jax.Array, counted: jax.Array) -> jax.Array:
         mixed = rows.astype(jnp.uint32) * jnp.uint32(2654435761)
         return jnp.sum((mixed ^ (mixed >> 15)) * weights, axis=-1, dtype=jnp.uint32)
 
-    one, two, last = hashed(1), hashed(2), ~counted
-    order = jnp.lexsort((two, one, last))
-    one, two, counted = one[order], two[order], counted[order]
-    new = jnp.concatenate([jnp.ones(1, bool), (one[1:] != one[:-1]) | (two[1:] != two[:-1])])
+    hash_low, hash_high, last = hashed(1), hashed(2), ~counted
+    order = jnp.lexsort((hash_high, hash_low, last))
+    hash_low, hash_high, counted = hash_low[order], hash_high[order], counted[order]
+    new = jnp.concatenate([jnp.ones(1, bool), (hash_low[1:] != hash_low[:-1]) | (hash_high[1:] != hash_high[:-1])])
     return jnp.sum(new & counted)

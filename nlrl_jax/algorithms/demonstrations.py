@@ -68,8 +68,8 @@ def compile_reply(reply: Template, tokenizer: Tokenizer):
     first, end = len(compiled.prefix), tokenizer.end_id
 
     def assemble(fields, actions):
-        shown = {"shown": jnp.maximum(actions, 0), "num_shown": jnp.sum(actions >= 0, dtype=jnp.int32)}
-        tokens, length = compiled({**fields, **shown})
+        action_fields = {"shown": jnp.maximum(actions, 0), "num_shown": jnp.sum(actions >= 0, dtype=jnp.int32)}
+        tokens, length = compiled({**fields, **action_fields})
         tokens = jnp.concatenate([jnp.asarray(compiled.prefix), tokens, jnp.zeros(1, tokens.dtype)])
         length = first + length
         return tokens.at[length].set(end), length + 1

@@ -215,16 +215,16 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
         store = lambda ring, new: jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), start, axis=0)
         buffer = jax.tree.map(store, state.buffer, Transitions(state.obs, action, reward, obs, terminated))
         steps = state.episode_steps + 1
-        over = terminated | _truncated(env, env_params, env_state) | (steps >= config.max_steps)
+        done = terminated | _truncated(env, env_params, env_state) | (steps >= config.max_steps)
         new_obs, new_state = reset_env(jax.random.split(key_reset, n), env_params)
         state = state.replace(
             buffer=buffer,
-            env_state=where(over, new_state, env_state),
-            obs=where(over, new_obs.astype(jnp.uint8), obs),
-            episode_steps=jnp.where(over, 0, steps),
+            env_state=where(done, new_state, env_state),
+            obs=where(done, new_obs.astype(jnp.uint8), obs),
+            episode_steps=jnp.where(done, 0, steps),
             played=state.played + 1,
         )
-        return state, {"reward": jnp.sum(reward), "episodes": jnp.sum(over), "epsilon": epsilon}
+        return state, {"reward": jnp.sum(reward), "episodes": jnp.sum(done), "epsilon": epsilon}
 
     def loss_of(params, state, batch):
         """Huber loss of r + gamma max_a Q_target(s', a) - Q(s, a); nothing follows a terminal state."""
@@ -281,14 +281,14 @@ def evaluate(env: Any, env_params: Any, params: Any, key: jax.Array, states: Any
     B = jax.tree.leaves(states)[0].shape[0]
 
     def step(carry, key):
-        states, over, total = carry
+        states, done, total = carry
         obs = jax.vmap(lambda state: env.observe(key, state, None, env_params))(states)
         action = jnp.argmax(network.apply({"params": params}, obs), axis=-1).astype(jnp.int32)
         _, states, reward, terminated, _ = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key, B), states, action, env_params
         )
-        total += jnp.where(over, 0.0, reward)
-        return (states, over | terminated | _truncated(env, env_params, states), total), None
+        total += jnp.where(done, 0.0, reward)
+        return (states, done | terminated | _truncated(env, env_params, states), total), None
 
     start = (states, jnp.zeros(B, bool), jnp.zeros(B))
     return jax.lax.scan(step, start, jax.random.split(key, max_steps))[0][2]

@@ -171,8 +171,8 @@ class Caller:
     def trim(self, histories: Sequence[History], lines: int = 0) -> list[History]:
         """What fits the model's context, with room for what a decision adds; lines: see `PlanningConfig.ahead`."""
         trimmed = [self.dialogue.trim(history, self.config.ahead(self.room, lines)) for history in histories]
-        self.count("history", "steps dropped", sum(one.dropped for one in trimmed))
-        return [one.history for one in trimmed]
+        self.count("history", "steps dropped", sum(history.dropped for history in trimmed))
+        return [history.history for history in trimmed]
 
 
 def any_action(actions: Sequence[str], rng: np.random.Generator) -> str:
@@ -185,11 +185,11 @@ def write_notes(caller: Caller, histories: Sequence[History], label: str = "") -
 
     Notes with another label than the dialogue's stay out of its prompts: they are values that a planner reads.
     """
-    own = caller.dialogue.label
-    label = label or own
+    label_of_notes = caller.dialogue.label
+    label = label or label_of_notes
     if not label:
         return list(histories)
-    role = NOTE if label == own else CRITIC
+    role = NOTE if label == label_of_notes else CRITIC
     notes = caller.lines(role, [caller.dialogue.chat(history, f"{label}:") for history in histories])
     return [history.noted(note) for history, note in zip(histories, notes, strict=True)]
 
@@ -229,7 +229,7 @@ def propose(
     without = without or [()] * len(chats)
     log_prior: list[list[float]] = []
     if listed:
-        options = [[action for action in actions if action not in gone] for gone in without]
+        options = [[action for action in actions if action not in excluded] for excluded in without]
     else:
         options, log_prior = _draw(caller, chats, actions, without)
     if model.can_score:
@@ -250,28 +250,30 @@ def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], lis
     replies = caller.replies(POLICY, [chat for chat in chats for _ in range(draws)], sampling)
     mean = caller.config.prior == "mean"
     options, log_priors = [], []
-    for i, gone in enumerate(without):
+    for i, excluded in enumerate(without):
         drawn: dict[str, list[Reply]] = {}
         for reply in replies[i * draws : (i + 1) * draws]:
             action, problem = read_action(reply.text, actions)
             caller.count(POLICY, problem)
-            if action and action not in gone:
+            if action and action not in excluded:
                 drawn.setdefault(action, []).append(reply)
         rows = sorted(drawn.items(), key=lambda row: -len(row[1]))
         if not rows:
-            rest = [action for action in actions if action not in gone]
+            rest = [action for action in actions if action not in excluded]
             caller.count(POLICY, "no candidate")
             options.append([any_action(rest, rng)])
             log_priors.append([0.0])
             continue
         options.append([action for action, _ in rows])
-        if all(reply.log_probs for _, some in rows for reply in some):
+        if all(reply.log_probs for _, replies_of_game in rows for reply in replies_of_game):
             finite = lambda reply: caller.finite(POLICY, reply.log_probs)
-            texts = [{reply.text.strip(): finite(reply) for reply in some}.values() for _, some in rows]
+            texts = [
+                {reply.text.strip(): finite(reply) for reply in replies_of_game}.values() for _, replies_of_game in rows
+            ]
             add = max if mean else np.logaddexp.reduce
             log_priors.append([float(add([np.mean(t) if mean else np.sum(t) for t in row])) for row in texts])
         else:
-            numbers = np.array([len(some) for _, some in rows])
+            numbers = np.array([len(replies_of_game) for _, replies_of_game in rows])
             log_priors.append(list(np.log(numbers) - np.log(numbers.sum())))
     return options, log_priors
 
@@ -308,14 +310,14 @@ def imagine(
             for history, (_, _, action) in zip(trimmed, open_, strict=True)
         ]
         last = depth + 1 == config.depth
-        seen = outcome or not last
-        observations = caller.lines(WORLD, chats) if seen else [""] * len(chats)
-        caller.count(WORLD, "empty", observations.count("") if seen else 0)
+        observed = outcome or not last
+        observations = caller.lines(WORLD, chats) if observed else [""] * len(chats)
+        caller.count(WORLD, "empty", observations.count("") if observed else 0)
         grown = [
             history.then(Step(action, text))
             for history, (_, _, action), text in zip(trimmed, open_, observations, strict=True)
         ]
-        grown = write_notes(caller, grown, note) if seen else grown
+        grown = write_notes(caller, grown, note) if observed else grown
         going = []
         for (i, future, _), history in zip(open_, grown, strict=True):
             step = history.steps[-1]
@@ -329,7 +331,7 @@ def imagine(
             break
         histories = [future.history for _, future in going]
         if branch > 1:
-            chosen = [list(one.actions) for one in propose(caller, histories, actions, number=branch)]
+            chosen = [list(proposal.actions) for proposal in propose(caller, histories, actions, number=branch)]
         else:
             chosen = [[action] for action in next_actions(caller, histories, actions, caller.seed + depth)]
         open_ = [(i, future, action) for (i, future), row in zip(going, chosen, strict=True) for action in row]

@@ -160,7 +160,7 @@ def decide(
     # a^1 .. a^n ~ pi(. | g, h_t, c_t)
     candidates = propose(caller, reflected, actions)
     if config.rule == "prior":
-        judged = [np.zeros((len(one.actions), 1)) for one in candidates]
+        judged = [np.zeros((len(proposal.actions), 1)) for proposal in candidates]
         futures: list[list[list[Future]]] = [[] for _ in candidates]
     else:
         # Q(a^i) after an imagined rollout u^i
@@ -170,10 +170,10 @@ def decide(
             if not bad:
                 break
             without = [candidates[i].actions for i in bad]
-            more = propose(caller, [reflected[i] for i in bad], actions, without)
-            more_judged, more_futures = evaluate(caller, [reflected[i] for i in bad], more, actions, config)
+            extra = propose(caller, [reflected[i] for i in bad], actions, without)
+            more_judged, more_futures = evaluate(caller, [reflected[i] for i in bad], extra, actions, config)
             for k, i in enumerate(bad):
-                new = more[k]
+                new = extra[k]
                 candidates[i] = Candidates(candidates[i].actions + new.actions, candidates[i].log_prior + new.log_prior)
                 judged[i] = np.concatenate([judged[i], more_judged[k]])
                 futures[i] = futures[i] + more_futures[k]
@@ -216,7 +216,7 @@ def evaluate(
     """The rows of `critic` for every candidate (equation 3), of its best leaf: float64 [n, columns] for each game, and
     the futures [n][leaves] that they were read from."""
     dialogue = caller.dialogue
-    pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
+    pairs = [(i, action) for i, proposal in enumerate(candidates) for action in proposal.actions]
     words = config.pair()
     decided = lambda step: dialogues.verdict(step.note, (*words, dialogues.UNKNOWN)) in map(str.upper, words)
     if config.planning.depth:
@@ -228,8 +228,8 @@ def evaluate(
         chats = [[_judged(dialogue, histories[i], f"Action: {action}\n", config)] for i, action in pairs]
     values = iter(critic(caller, [chat for row in chats for chat in row], config))
     best, leaves = iter([max(next(values) for _ in row) for row in chats]), iter(rollouts)
-    judged = [np.array([next(best) for _ in one.actions]) for one in candidates]
-    return judged, [[next(leaves) for _ in one.actions] for one in candidates]
+    judged = [np.array([next(best) for _ in proposal.actions]) for proposal in candidates]
+    return judged, [[next(leaves) for _ in proposal.actions] for proposal in candidates]
 
 
 def _judged(dialogue: Dialogue, history: History, pending: str, config: LACConfig):
@@ -237,8 +237,8 @@ def _judged(dialogue: Dialogue, history: History, pending: str, config: LACConfi
     reflection = ""
     if dialogue.label == "Critic" and not pending:
         reflection, history = history.last_note, history.noted("")
-    asked = f"{reflection} {dialogues.PROBABILITY}".strip()
-    line = asked if config.critic == "direct" else dialogues.before_verdict(reflection)
+    question = f"{reflection} {dialogues.PROBABILITY}".strip()
+    line = question if config.critic == "direct" else dialogues.before_verdict(reflection)
     return dialogue.chat(history, f"{pending}Critic: {line}")
 
 
@@ -254,18 +254,18 @@ def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[tuple[flo
             values.append((math.log(p / (1 - p)),))
         return values
     good, bad = config.pair()
-    rows = read = caller.log_probs(CRITIC, chats, [(f" {good}", f" {bad}")] * len(chats))
+    rows = word_log_probs = caller.log_probs(CRITIC, chats, [(f" {good}", f" {bad}")] * len(chats))
     if config.floor:
         rows = np.logaddexp(np.reshape(rows, (-1, 2)), math.log(config.floor)).tolist()
     value = lambda good, bad: good if config.critic == "positive" else 0.0 if good == bad else good - bad
-    return [(value(*row), *words) for row, words in zip(rows, read, strict=True)]
+    return [(value(*row), *words) for row, words in zip(rows, word_log_probs, strict=True)]
 
 
 def _improve(candidates: Sequence[Candidates], q: Sequence[np.ndarray], config: LACConfig) -> list[np.ndarray]:
     """Probabilities of the improved policy over each game's candidates (equations 5 and 6)."""
-    n = max(len(one.actions) for one in candidates)
+    n = max(len(proposal.actions) for proposal in candidates)
     table = np.full((2, len(candidates), n), [[[-np.inf]], [[0.0]]])
-    for i, one in enumerate(candidates):
-        table[0, i, : len(one.actions)], table[1, i, : len(one.actions)] = one.log_prior, q[i]
+    for i, proposal in enumerate(candidates):
+        table[0, i, : len(proposal.actions)], table[1, i, : len(proposal.actions)] = proposal.log_prior, q[i]
     log_probs = np.asarray(kl_improved_policy(jnp.asarray(table[0]), jnp.asarray(table[1]), config.alpha))
-    return [np.exp(log_probs[i, : len(one.actions)].astype(np.float64)) for i, one in enumerate(candidates)]
+    return [np.exp(log_probs[i, : len(proposal.actions)].astype(np.float64)) for i, proposal in enumerate(candidates)]

@@ -59,11 +59,11 @@ def prior_apart(prior: LanguageModel, critic: LanguageModel) -> LanguageModel:
     return wrappers.by_role(critic, {POLICY: prior})
 
 
-def drawn(made: Decisions, seed: int) -> Decisions:
+def drawn(decisions: Decisions, seed: int) -> Decisions:
     """The same decisions, with each action drawn from the improved policy over its candidates."""
     rng = np.random.default_rng(seed)
-    actions = [str(rng.choice(one["candidates"], p=_normal(one["improved"]))) for one in made.thinking]
-    return made._replace(actions=actions)
+    actions = [str(rng.choice(record["candidates"], p=_normal(record["improved"]))) for record in decisions.thinking]
+    return decisions._replace(actions=actions)
 
 
 def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig, teacher: LACConfig) -> Pairs:
@@ -75,18 +75,20 @@ def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig,
     Raises:
       ValueError: "improved" of episodes that have no record of candidates.
     """
-    kept = [one for one in episodes if one["success"] or config.keep == "all"]
+    selected = [episode for episode in episodes if episode["success"] or config.keep == "all"]
     examples = []
-    for one in kept:
-        taken, others = [], []
-        actions = [_asked(dialogue, line, teacher) for line in lines_of(history_of(one)) if line.kind == ACTION]
-        for line, record in zip(actions, one["thinking"], strict=True):
+    for episode in selected:
+        taken_lines, other_lines = [], []
+        actions = [_asked(dialogue, line, teacher) for line in lines_of(history_of(episode)) if line.kind == ACTION]
+        for line, record in zip(actions, episode["thinking"], strict=True):
             if config.lesson == "chosen":
-                taken.append(line)
+                taken_lines.append(line)
                 continue
             for weighted in _improved(line, record, config.least):
-                (taken if weighted.text == line.text else others).append(weighted)
-        examples += pairs(dialogue, [line for line in taken if line.weight], joined=True) + pairs(dialogue, others)
+                (taken_lines if weighted.text == line.text else other_lines).append(weighted)
+        examples += pairs(dialogue, [line for line in taken_lines if line.weight], joined=True) + pairs(
+            dialogue, other_lines
+        )
     return examples
 
 

@@ -149,8 +149,8 @@ def iterate(state: State, setup: ActorCriticSetup, viewer: Viewer, seed: int) ->
     improvements, corrections = improve(tau, setup, proposals, value, seed, counts)
     if config.correct:
         buffer = (*buffer[:-1], [*buffer[-1], *corrections])
-    most = config.max_visits or config.games
-    D_pi = [(roles.policy(t.view), t.text) for t in improvements for _ in range(min(t.visits, most))]
+    max_visits = config.max_visits or config.games
+    D_pi = [(roles.policy(t.view), t.text) for t in improvements for _ in range(min(t.visits, max_visits))]
 
     # Lines 33-34: update the policy
     policy, policy_metrics = setup.learn_policy(state.policy, D_pi)

@@ -100,10 +100,10 @@ def temporal_difference(
 def next_turn(line: Line) -> tuple[Line, Pair | None]:
     """(the line up to where its first mover moves again, that position and move, or None if the game ends before)."""
     side = line.steps[0].before.player
-    again = next((n for n, step in enumerate(line.steps[1:], 1) if step.before.player == side), None)
-    if again is None:
+    next_index = next((n for n, step in enumerate(line.steps[1:], 1) if step.before.player == side), None)
+    if next_index is None:
         return line, None
-    return Line(line.steps[:again], False, None), (line.steps[again].before, line.steps[again].action)
+    return Line(line.steps[:next_index], False, None), (line.steps[next_index].before, line.steps[next_index].action)
 
 
 def _targets(chunks, prompts, roles, replies, counts) -> list[ValueTarget]:

@@ -150,11 +150,11 @@ def layout(model: Transformer, state: LanguagePPOState, config: LanguagePPOConfi
     if model.mesh is None:
         return None
     whole = NamedSharding(model.mesh, PartitionSpec())
-    where, critic = placement.of_variables(model, state.variables), jax.tree.map(lambda _: whole, state.critic)
-    learned = {"actor": where[config.train], "critic": critic}
+    places, critic = placement.of_variables(model, state.variables), jax.tree.map(lambda _: whole, state.critic)
+    learned = {"actor": places[config.train], "critic": critic}
     opt_state = placement.of_optimizer(optimizer(config), state.opt_state, learned, model.mesh)
     return state.replace(
-        params=where["params"], lora=where.get("lora"), critic=critic, opt_state=opt_state, iteration=whole
+        params=places["params"], lora=places.get("lora"), critic=critic, opt_state=opt_state, iteration=whole
     )
 
 
@@ -245,7 +245,7 @@ def make_update(
         add = lambda total, batch: (jax.tree.map(jnp.add, total, grad_of(learned, frozen, *batch)), None)
         ((loss, metrics), grads), _ = jax.lax.scan(add, nothing, (rows, weights))
         updates, opt_state = tx.update(grads, opt_state, learned)
-        metrics = {"loss": loss, **metrics, "grad_norm": optax.global_norm(grads)}
+        metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
         return (optax.apply_updates(learned, updates), opt_state), metrics
 
     def update(state: LanguagePPOState, key: jax.Array) -> tuple[LanguagePPOState, dict[str, jax.Array]]:
@@ -289,8 +289,8 @@ def make_update(
 
     def in_place(state, key):
         """What an update leaves lies where `init_state` laid it, so that the next one is the same program."""
-        where = layout(policy.model, state, config)
+        places = layout(policy.model, state, config)
         state, metrics = keep_finite(update)(state, key)
-        return (state if where is None else jax.lax.with_sharding_constraint(state, where)), metrics
+        return (state if places is None else jax.lax.with_sharding_constraint(state, places)), metrics
 
     return in_place

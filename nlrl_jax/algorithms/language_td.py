@@ -64,7 +64,7 @@ def look_ahead(
     after = [viewer.views(at(step)) for step in range(1, len(actions) + 1)]
     last = at(-1)
     outcome = np.asarray(jax.vmap(game.returns)(last))
-    over = np.asarray(jax.vmap(game.is_terminal)(last))
+    finished = np.asarray(jax.vmap(game.is_terminal)(last))
     buffer = []
     for n, view in enumerate(starts):
         lines: dict[tuple[int, ...], Line] = {}
@@ -76,7 +76,7 @@ def look_ahead(
             for i, action in enumerate(moves):
                 steps.append(Ply(before, game.actions[action], after[i][row]))
                 before = after[i][row]
-            lines[moves] = Line(tuple(steps), bool(over[row]), side_of(outcome[row], game.players))
+            lines[moves] = Line(tuple(steps), bool(finished[row]), side_of(outcome[row], game.players))
         buffer.append(LookAhead(view, tuple(lines.values())))
     return buffer
 
@@ -99,10 +99,12 @@ def td_estimate(
     counts: Counter[str],
 ) -> list[Target]:
     """Lines 9-15: G1({G2(d_n, V(s_{t+l}^n))}) of every state. An empty one is dropped and counted."""
-    ends = list(dict.fromkeys(v.steps[-1].after for s in buffer for v in s.variations if not v.over))
-    replies = value.model.complete([value.prompt(end) for end in ends], value.sampling, "value", seed)  # V(s_{t+l})
-    words = {end: reply.text for end, reply in zip(ends, replies, strict=True)}
-    counts["value/calls"] += len(ends)
+    last_views = list(dict.fromkeys(v.steps[-1].after for s in buffer for v in s.variations if not v.over))
+    replies = value.model.complete(
+        [value.prompt(end) for end in last_views], value.sampling, "value", seed
+    )  # V(s_{t+l})
+    words = {end: reply.text for end, reply in zip(last_views, replies, strict=True)}
+    counts["value/calls"] += len(last_views)
     counts["value/undecided"] += sum(roles.read_advantage(text) is None for text in words.values())
     counts["value/never ended"] += sum(not reply.ended for reply in replies)
     evaluated = [tuple(Evaluated(v, "" if v.over else words[v.steps[-1].after]) for v in s.variations) for s in buffer]

@@ -97,8 +97,8 @@ def load_or_make(game: BoardGame, config: TDDataConfig, seed: int, folder: pathl
 def sample(game: BoardGame, config: TDDataConfig, num: int, key: jax.Array) -> list[LookAhead]:
     """Early positions and look-ahead variations by random play: quick to make, as long as those of a run."""
     random_move = random_opponent(game)
-    over = jax.vmap(game.is_terminal)
-    policy = lambda key, positions: (jnp.where(over(positions), -1, random_move(key, positions)), None, None)
+    is_over = jax.vmap(game.is_terminal)
+    policy = lambda key, positions: (jnp.where(is_over(positions), -1, random_move(key, positions)), None, None)
     start = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], num, axis=0), game.init())
     _, played = mcts.play_moves(game, policy, jax.random.fold_in(key, 0), start, 4)  # no game is over so early
     positions = jax.tree.map(lambda leaf: leaf[-1], played)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.algorithms.tree_search import ROOT, UNKNOWN, Evaluator, LegalMoves, batch_of, best, search, where
+from nlrl_jax.arrays import batch_laid_out_by_compiler
 from nlrl_jax.types import BoardGame
 
 # (key, positions [B]) -> (int32 [B] actions, -1 where the game is over; float32 [B] values; int32 [B, A] visit counts)
@@ -32,7 +33,9 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
         after = game.step(position, moves.nth(position, k.astype(jnp.int32)))
         return where(game.is_terminal(position), position, after)
 
-    advance = lambda key, positions: jax.vmap(step)(jax.random.bits(key, batch, jnp.uint32), positions)
+    def advance(key: jax.Array, positions: Any) -> Any:
+        return jax.vmap(step)(jax.random.bits(key, batch, jnp.uint32), positions)
+
     return _outcomes(game, advance, key, positions)
 
 
@@ -42,8 +45,8 @@ def rollout_evaluator(game: BoardGame, rollouts: int) -> Evaluator:
 
     def evaluate(key: jax.Array, positions: Any) -> jax.Array:
         batch_of(game, positions)
-        many = jax.tree.map(lambda x: jnp.repeat(x, rollouts, axis=0), positions)
-        return random_rollouts(game, key, many).reshape(-1, rollouts).mean(axis=1)
+        repeated = jax.tree.map(lambda x: jnp.repeat(x, rollouts, axis=0), positions)
+        return random_rollouts(game, key, repeated).reshape(-1, rollouts).mean(axis=1)
 
     return evaluate
 
@@ -69,6 +72,7 @@ def mcts_policy(game: BoardGame, simulations: int, rollouts: int, uct_c: float =
     evaluate = rollout_evaluator(game, rollouts)
     moves = LegalMoves.of(game)
 
+    @batch_laid_out_by_compiler
     def policy(key: jax.Array, positions: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         key_search, key_choice = jax.random.split(key)
         tree, value = search(game, evaluate, key_search, positions, simulations, uct_c, solve)
@@ -104,8 +108,11 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
         after, action = _move(game, policy, key, positions)
         return after, (action, after)
 
-    _, (actions, after) = jax.lax.scan(step, positions, jax.random.split(key, moves))
-    return actions, jax.tree.map(lambda x, rest: jnp.concatenate([x[None], rest]), positions, after)
+    def play(key, positions):
+        _, (actions, after) = jax.lax.scan(step, positions, jax.random.split(key, moves))
+        return actions, jax.tree.map(lambda x, rest: jnp.concatenate([x[None], rest]), positions, after)
+
+    return batch_laid_out_by_compiler(play, axes=1)(key, positions)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 4))
@@ -119,9 +126,15 @@ def win_rates(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, g
     """
     _at_least(1, games=games)
     batch_of(game, positions)
-    many = jax.tree.map(lambda x: jnp.repeat(x, games, axis=0), positions)
-    advance = lambda key, positions: _move(game, policy, key, positions)[0]
-    return _outcomes(game, advance, key, many).reshape(-1, games).mean(axis=1)
+
+    def advance(key: jax.Array, positions: Any) -> Any:
+        return _move(game, policy, key, positions)[0]
+
+    def play(key: jax.Array, positions: Any) -> jax.Array:
+        repeated = jax.tree.map(lambda x: jnp.repeat(x, games, axis=0), positions)
+        return _outcomes(game, advance, key, repeated).reshape(-1, games).mean(axis=1)
+
+    return batch_laid_out_by_compiler(play)(key, positions)
 
 
 def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, games_per_pair: int) -> Any:
@@ -137,11 +150,11 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
     """
     _at_least(1, policies=len(policies), games_per_pair=games_per_pair)
     shape = (len(policies), len(policies), games_per_pair)
-    mover, over = (jax.jit(jax.vmap(jax.vmap(jax.vmap(rule)))) for rule in (game.current_player, game.is_terminal))
+    mover, is_over = (jax.jit(jax.vmap(jax.vmap(jax.vmap(rule)))) for rule in (game.current_player, game.is_terminal))
     positions = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *jnp.shape(x))).copy(), game.init())
     met = []
     for turn in range(game.max_moves):
-        going = ~np.asarray(over(positions))
+        going = ~np.asarray(is_over(positions))
         if not going.any():
             break
         met.append(_take(positions, going))
@@ -178,13 +191,19 @@ def _take(tree: Any, index: Any) -> Any:
 def _outcomes(game: BoardGame, advance: Callable[[jax.Array, Any], Any], key: jax.Array, positions: Any) -> jax.Array:
     """float32 [B] of games that `advance(key, positions)` plays on until all are over."""
 
+    @batch_laid_out_by_compiler
+    def play(key, positions):
+        return jax.vmap(game.returns)(jax.lax.while_loop(going, body, (key, positions))[1])
+
     def body(carry):
         key, positions = carry
         key, use = jax.random.split(key)
         return key, advance(use, positions)
 
-    going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
-    return jax.vmap(game.returns)(jax.lax.while_loop(going, body, (key, positions))[1])
+    def going(carry):
+        return ~jax.vmap(game.is_terminal)(carry[1]).all()
+
+    return play(key, positions)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -150,17 +150,17 @@ def init_state(model: Transformer, params: Any, config: MSGRPOConfig, key: jax.A
         return TrainState(None, lora, optimizer(config).init(lora), jnp.zeros((), jnp.int32))
 
     if model.mesh is None:
-        where = getattr(jax.tree.leaves(params)[0], "sharding", None)  # None while traced
-        return jax.device_put(fresh(key).replace(params=params), where)
-    where = layout(model, jax.eval_shape(fresh, key).replace(params=params), config)
-    return jax.jit(fresh, out_shardings=where.replace(params=None))(key).replace(params=params)
+        places = getattr(jax.tree.leaves(params)[0], "sharding", None)  # None while traced
+        return jax.device_put(fresh(key).replace(params=params), places)
+    places = layout(model, jax.eval_shape(fresh, key).replace(params=params), config)
+    return jax.jit(fresh, out_shardings=places.replace(params=None))(key).replace(params=params)
 
 
 def layout(model: Transformer, state: TrainState, config: MSGRPOConfig) -> TrainState:
     """How a state, or its shapes, lies on the model's mesh: NamedShardings in its structure."""
-    where = placement.of_variables(model, {"params": state.params, "lora": state.lora})
-    opt_state = placement.of_optimizer(optimizer(config), state.opt_state, where["lora"], model.mesh)
-    return TrainState(where["params"], where["lora"], opt_state, NamedSharding(model.mesh, PartitionSpec()))
+    places = placement.of_variables(model, {"params": state.params, "lora": state.lora})
+    opt_state = placement.of_optimizer(optimizer(config), state.opt_state, places["lora"], model.mesh)
+    return TrainState(places["params"], places["lora"], opt_state, NamedSharding(model.mesh, PartitionSpec()))
 
 
 def make_update(
@@ -265,7 +265,7 @@ def ascend(
     lora, opt_state = state.lora, state.opt_state
     for _ in range(config.updates_per_batch):
         loss, aux, grads = loss_and_grad(policy, objective, state.params, lora, rows, config.beta > 0, config.remat)
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         finite &= jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         updates, opt_state = optimizer(config).update(grads, opt_state, lora)
         lora = optax.apply_updates(lora, updates)
@@ -288,7 +288,7 @@ def bad_reward_turn(turns: text_games.Turns) -> jax.Array:
 def episode_metrics(episodes: text_games.Episodes, returns: jax.Array) -> dict[str, jax.Array]:
     """Means over the iteration's episodes (or over the turns played); `returns` is [n, G]."""
     turns = episodes.turns
-    said, active = turns.turn, turns.active
+    turn, active = turns.turn, turns.active
     played = jnp.maximum(jnp.sum(active), 1)
     per_turn = lambda x: jnp.sum(jnp.where(active, x, 0)) / played
     equal = jnp.max(returns, axis=-1) == jnp.min(returns, axis=-1)
@@ -297,10 +297,10 @@ def episode_metrics(episodes: text_games.Episodes, returns: jax.Array) -> dict[s
         "env_return": jnp.mean(jnp.sum(turns.reward, axis=0)),
         "success": jnp.mean(episodes.success.astype(jnp.float32)),
         "terminated": jnp.mean(episodes.terminated.astype(jnp.float32)),
-        "format_penalty": per_turn(said.parsed.format_penalty),
+        "format_penalty": per_turn(turn.parsed.format_penalty),
         "invalid_actions": per_turn(turns.invalid),
-        "reply_tokens": per_turn(said.reply_lengths),
-        "cut_replies": per_turn(~said.ended),
+        "reply_tokens": per_turn(turn.reply_lengths),
+        "cut_replies": per_turn(~turn.ended),
         "turns": jnp.mean(jnp.sum(active, axis=0)),
         "steps": jnp.mean(jnp.sum(turns.steps, axis=0)),
         "uninformative_groups": jnp.mean(equal.astype(jnp.float32)),

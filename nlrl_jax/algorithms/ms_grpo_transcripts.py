@@ -107,28 +107,28 @@ def teach(
       key: of the AAW sampling.
       room: tokens of the model's context.
     """
-    rewards = [[composite_rewards(one, config) for one in group] for group in groups]
-    returns = np.array([[own.sum() for own in group] for group in rewards], np.float32)
-    whole = np.array([[not one.episode.error for one in group] for group in groups])
+    rewards = [[composite_rewards(played, config) for played in group] for group in groups]
+    returns = np.array([[turn_rewards.sum() for turn_rewards in group] for group in rewards], np.float32)
+    whole = np.array([[not played.episode.error for played in group] for group in groups])
     measured = episode_metrics(groups, returns, whole)
     chosen, advantages = jax.device_get(choose(key, jnp.asarray(returns), config, jnp.asarray(whole)))
     learned = [[group[i] for i in places] for group, places in zip(groups, chosen, strict=True)]
     rewards = [[group[i] for i in places] for group, places in zip(rewards, chosen, strict=True)]
-    kept = np.take_along_axis(whole, chosen, axis=1)
-    credits = credit(learned, rewards, advantages, kept, config)
+    counts = np.take_along_axis(whole, chosen, axis=1)
+    credits = credit(learned, rewards, advantages, counts, config)
     transcripts = []
-    for g, j in zip(*np.nonzero(kept)):
+    for g, j in zip(*np.nonzero(counts)):
         tokens = sum(len(reply.written.tokens) for turn in learned[g][j].turns for reply in turn.replies)
-        weight = 1.0 / (max(tokens, 1) * kept.sum())  # equation 1's two averages
+        weight = 1.0 / (max(tokens, 1) * counts.sum())  # equation 1's two averages
         transcripts += transcripts_of(learned[g][j].turns, credits[g, j], weight, reader.begin)
     if config.beta == 0:  # tokens without an advantage have no gradient
-        transcripts = [one for one in transcripts if any(one.advantages)]
+        transcripts = [transcript for transcript in transcripts if any(transcript.advantages)]
     if not transcripts:
         return Lesson(None, measured)
     rows = pack(transcripts, room - len(reader.begin), len(reader.begin), config.micro_batch, reader.model)
     if reader.temperature != 1:  # they are known at temperature 1 only
         rows = rows._replace(sampled=None)
-    measured["row_tokens"] = sum(len(one.tokens) for one in transcripts)
+    measured["row_tokens"] = sum(len(transcript.tokens) for transcript in transcripts)
     computed = (rows.weights > 0).any((1, 2)).sum() * rows.tokens[0].size  # empty micro-batches are skipped
     measured["rows_filled"] = measured["row_tokens"] / computed
     return Lesson(rows, measured)
@@ -155,7 +155,7 @@ def credit(
     learned: Sequence[Sequence[Played]],
     rewards: Sequence[Sequence[np.ndarray]],
     advantages: np.ndarray,
-    kept: np.ndarray,
+    counts: np.ndarray,
     config: MSGRPOConfig,
 ) -> np.ndarray:
     """The advantage of each turn, float32 [n, G', T]: T a power of two, what is no turn or not kept has 0.
@@ -164,24 +164,24 @@ def credit(
       rewards: composite, of each turn of each learned episode. advantages: [n, G'], of the episodes.
       kept: bool [n, G'], episodes that count.
     """
-    T = bucket(max(len(own) for group in rewards for own in group), 1)
+    T = bucket(max(len(turn_rewards) for group in rewards for turn_rewards in group), 1)
     n, G = advantages.shape
     table, active = np.zeros((n, G, T), np.float32), np.zeros((n, G, T), bool)
     anchors = np.full((n, G, T), -1, np.int32)
     for g, group in enumerate(learned):
         places: dict[str, int] = {}
-        for j, one in enumerate(group):
-            if kept[g, j]:
-                t = len(one.turns)
+        for j, episode in enumerate(group):
+            if counts[g, j]:
+                t = len(episode.turns)
                 table[g, j, :t], active[g, j, :t] = rewards[g][j], True
-                anchors[g, j, :t] = [places.setdefault(turn.observation, len(places)) for turn in one.turns]
+                anchors[g, j, :t] = [places.setdefault(turn.observation, len(places)) for turn in episode.turns]
     if config.credit == "episode":
         return np.where(active, advantages[..., None], 0.0)
     to_go = np.moveaxis(table, -1, 0).reshape(T, n * G)
     if config.credit == "turn":
         to_go = returns_to_go(jnp.asarray(to_go)).reshape(T, n, G)
-        found = group_advantage(to_go, config.std_ddof, mask=jnp.asarray(np.moveaxis(active, -1, 0)))
-        return np.moveaxis(np.asarray(found), 0, -1)
+        turn_advantages = group_advantage(to_go, config.std_ddof, mask=jnp.asarray(np.moveaxis(active, -1, 0)))
+        return np.moveaxis(np.asarray(turn_advantages), 0, -1)
     to_go = np.moveaxis(np.asarray(returns_to_go(jnp.asarray(to_go), config.step_discount)).reshape(T, n, G), 0, -1)
     flat = lambda x: jnp.asarray(x.reshape(n, G * T))
     steps = np.asarray(anchored_advantage(flat(to_go), flat(anchors), config.std_ddof)).reshape(n, G, T)
@@ -195,24 +195,26 @@ def episode_metrics(groups: Sequence[Sequence[Played]], returns: np.ndarray, who
     Args:
       returns: [n, G]. whole: bool [n, G], False for those that broke off.
     """
-    spreads = [np.ptp(own[here]) if here.any() else 0.0 for own, here in zip(returns, whole, strict=True)]
-    episodes = [one.episode for group in groups for one in group]
-    turns = [turn for group in groups for one in group for turn in one.turns]
+    spreads = [
+        np.ptp(group_returns[here]) if here.any() else 0.0 for group_returns, here in zip(returns, whole, strict=True)
+    ]
+    episodes = [played.episode for group in groups for played in group]
+    turns = [turn for group in groups for played in group for turn in played.turns]
     replies = [reply.written for turn in turns for reply in turn.replies]
-    log_probs = [value for written in replies for value in written.log_probs]
+    log_probs = [value for reply in replies for value in reply.log_probs]
     return {
         "return": returns.mean(),
-        "env_return": np.mean([one.reward for one in episodes]),
-        "success": np.mean([one.success for one in episodes]),
+        "env_return": np.mean([episode.reward for episode in episodes]),
+        "success": np.mean([episode.success for episode in episodes]),
         "format_penalty": np.mean([format_penalty(turn) for turn in turns]),
         "invalid_actions": np.mean([turn.invalid for turn in turns]),
         "reply_tokens": len(log_probs) / len(turns),
-        "cut_replies": np.mean([not written.ended for written in replies]),
+        "cut_replies": np.mean([not reply.ended for reply in replies]),
         "turns": len(turns) / len(episodes),
         "steps": sum(not turn.invalid for turn in turns) / len(episodes),
         "uninformative_groups": np.mean(np.equal(spreads, 0)),
         "surprisal": -np.mean(log_probs),
-        "distinct_replies": len({written.tokens for written in replies}) / len(replies),
+        "distinct_replies": len({reply.tokens for reply in replies}) / len(replies),
         "return_spread": returns.std(axis=1).mean(),
         "broke_off": np.mean(~whole),
     }

@@ -111,25 +111,30 @@ def pairs(
       ValueError: dense rewards without a GOOD or BAD in any reflection; an actor-critic without a model.
       NotImplementedError: the model does not score.
     """
-    trajectories = [one for one in trajectories if one.history.steps]
+    trajectories = [trajectory for trajectory in trajectories if trajectory.history.steps]
     if config.method == "actor_critic":
         if model is None:
             raise ValueError("actor_critic needs a model that scores GOOD and BAD; pass model=...")
-        rows = q_values(model, critic or dialogue, [one.history for one in trajectories])
+        rows = q_values(model, critic or dialogue, [trajectory.history for trajectory in trajectories])
     elif config.method == "dense_policy_gradient":
-        rows = [dense_returns(one, config.step_reward) for one in trajectories]
-        if not any(verdict(step.note) in (GOOD, BAD) for one in trajectories for step in one.history.steps):
+        rows = [dense_returns(trajectory, config.step_reward) for trajectory in trajectories]
+        if not any(
+            verdict(step.note) in (GOOD, BAD) for trajectory in trajectories for step in trajectory.history.steps
+        ):
             raise ValueError(
                 f'dense_policy_gradient is rewarded by reflections that end "{VERDICT} GOOD." or "{VERDICT} BAD."; '
                 f"none of {len(trajectories)} episodes has one"
             )
     else:
         signed = config.method == "policy_gradient"
-        rows = [[1.0 if one.success or not signed else -1.0] * len(one.history.steps) for one in trajectories]
+        rows = [
+            [1.0 if trajectory.success or not signed else -1.0] * len(trajectory.history.steps)
+            for trajectory in trajectories
+        ]
     return [
         example
-        for one, row in zip(trajectories, rows, strict=True)
-        for example in _examples(acting(config, dialogue, one.success), one.history, row, joined)
+        for trajectory, row in zip(trajectories, rows, strict=True)
+        for example in _examples(acting(config, dialogue, trajectory.success), trajectory.history, row, joined)
     ]
 
 
@@ -151,8 +156,8 @@ def q_values(model: LanguageModel, dialogue: Dialogue, histories: Sequence[Histo
     longest = max((GOOD, BAD), key=lambda word: dialogue.count(f" {word}"))
     for history in histories:
         for line in actions(history):
-            begin = f"Action: {line.text}\nCritic: {VERDICT}"
-            chats.append(lines.prompt(dialogue, line._replace(opening=begin, text=longest)))
+            prefix = f"Action: {line.text}\nCritic: {VERDICT}"
+            chats.append(lines.prompt(dialogue, line._replace(opening=prefix, text=longest)))
     scores = model.score(chats, [words] * len(chats), "critic")
     differences = (good.log_prob - bad.log_prob for good, bad in scores)
     return [list(itertools.islice(differences, len(history.steps))) for history in histories]
@@ -175,7 +180,7 @@ def lac_lines(history: History, actions: bool = False) -> list[TrainingLine]:
     return [line for line in lines.lines_of(history) if line.kind in kinds]
 
 
-def evaluate(model: LanguageModel, dialogue: Dialogue, given: Sequence[TrainingLine]) -> dict[str, float]:
+def evaluate(model: LanguageModel, dialogue: Dialogue, held_out: Sequence[TrainingLine]) -> dict[str, float]:
     """How well a model knows lines that it has not learned.
 
     Returns:
@@ -186,19 +191,19 @@ def evaluate(model: LanguageModel, dialogue: Dialogue, given: Sequence[TrainingL
     Raises:
       NotImplementedError: the model does not score.
     """
-    judged = [line for line in given if line.kind == lines.REFLECTION and verdict(line.text) in (GOOD, BAD)]
+    judged = [line for line in held_out if line.kind == lines.REFLECTION and verdict(line.text) in (GOOD, BAD)]
     openings = [f"{line.opening} {before_verdict(line.text)}" for line in judged]
-    asked = [*given, *(line._replace(opening=text, text=GOOD) for line, text in zip(judged, openings, strict=True))]
-    texts = [[line.reply] for line in given] + [[f" {GOOD}", f" {BAD}"]] * len(judged)
-    scores = model.score([lines.prompt(dialogue, line) for line in asked], texts, "held out")
-    found = {}
-    for kind in dict.fromkeys(line.kind for line in given):
-        own = [row[0] for line, row in zip(given, scores, strict=False) if line.kind == kind]
-        found[f"{kind}_loss"] = -sum(one.log_prob for one in own) / sum(one.tokens for one in own)
+    verdicts = [line._replace(opening=text, text=GOOD) for line, text in zip(judged, openings, strict=True)]
+    texts = [[line.reply] for line in held_out] + [[f" {GOOD}", f" {BAD}"]] * len(judged)
+    scores = model.score([lines.prompt(dialogue, line) for line in [*held_out, *verdicts]], texts, "held out")
+    metrics = {}
+    for kind in dict.fromkeys(line.kind for line in held_out):
+        of_kind = [row[0] for line, row in zip(held_out, scores, strict=False) if line.kind == kind]
+        metrics[f"{kind}_loss"] = -sum(score.log_prob for score in of_kind) / sum(score.tokens for score in of_kind)
     if judged:
         good = np.array([verdict(line.text) == GOOD for line in judged])
-        right = np.array([row[0].log_prob > row[1].log_prob for row in scores[len(given) :]]) == good
-        found["accuracy"] = float(right.mean())
+        right = np.array([row[0].log_prob > row[1].log_prob for row in scores[len(held_out) :]]) == good
+        metrics["accuracy"] = float(right.mean())
         either = {"accuracy_good": right[good], "accuracy_bad": right[~good]}
-        found |= {name: float(values.mean()) for name, values in either.items() if len(values)}
-    return found
+        metrics |= {name: float(values.mean()) for name, values in either.items() if len(values)}
+    return metrics

@@ -111,8 +111,8 @@ def micro_batches(
     place = packing.plan(flat(turn.prompt_lengths), lengths, turn.prompts.shape[-1], K, num * each, fold)
     rows = packing.rows(place, flat(turn.prompts), flat(turn.replies))
     of_tokens = lambda x: place.of_replies(jnp.broadcast_to(flat(x), (T * J, K)))
-    found = Replies(rows, of_tokens(turn.replies), of_tokens(weights), of_tokens(advantages[..., None]))
-    return jax.tree.map(lambda x: x.reshape(num, each, *x.shape[1:]), found)
+    replies = Replies(rows, of_tokens(turn.replies), of_tokens(weights), of_tokens(advantages[..., None]))
+    return jax.tree.map(lambda x: x.reshape(num, each, *x.shape[1:]), replies)
 
 
 def rows_at_a_time(replies: int, size: int, mesh: Mesh | None) -> int:
@@ -167,8 +167,8 @@ def loss_and_grad(
     prefix = prefix_of(lora)
     grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
     shapes = jax.eval_shape(grad, lora, prefix, jax.tree.map(lambda x: x[0], rows))
-    found, (_, of_prefix) = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    nothing = found, (jax.tree.map(jnp.zeros_like, masters), of_prefix)  # the adapter's are summed in float32
+    sums, (_, of_prefix) = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    nothing = sums, (jax.tree.map(jnp.zeros_like, masters), of_prefix)  # the adapter's are summed in float32
 
     def accumulate(total, row):
         add = lambda total: jax.tree.map(jnp.add, total, grad(lora, prefix, row))

@@ -208,9 +208,9 @@ def scale_rewards(state: PPOState, rewards: jax.Array, done: jax.Array, discount
     """Rewards [T, B] divided by the running deviation of discounted returns (these included), clipped to +-10."""
 
     def forward(discounted, step):
-        reward, over = step
+        reward, done = step
         discounted = discounted * discount + reward
-        return jnp.where(over, 0.0, discounted), discounted
+        return jnp.where(done, 0.0, discounted), discounted
 
     discounted, discounted_returns = jax.lax.scan(forward, state.discounted, (rewards, done))
     moments = state.return_moments.update(discounted_returns)

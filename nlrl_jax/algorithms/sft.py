@@ -139,7 +139,7 @@ def make_sft_step(
             else grad_of(variables[train], batch)
         )
         updates, new_state = optimizer.update(grads, opt_state, variables[train])
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         keep = lambda new, old: jnp.where(finite, new, old)
         learned = jax.tree.map(keep, optax.apply_updates(variables[train], updates), variables[train])
@@ -266,14 +266,14 @@ def fit(
     """
     if not examples:
         raise ValueError("there is no example to learn from")
-    kept = [n for n, example in enumerate(examples) if len(example.tokens) <= config.max_length]
-    if not kept:
+    short = [n for n, example in enumerate(examples) if len(example.tokens) <= config.max_length]
+    if not short:
         raise ValueError(f"all of {len(examples)} examples are longer than max_length = {config.max_length} tokens")
-    _check_examples(model.config.vocab_size, kept, examples)
+    _check_examples(model.config.vocab_size, short, examples)
     if config.train not in variables:
         raise ValueError(f"train is {config.train!r}, but the variables have only {', '.join(variables) or 'nothing'}")
     generator = np.random.default_rng(config.seed)
-    plan = [make_batches(examples, config, generator.permutation(kept)) for _ in range(config.epochs)]
+    plan = [make_batches(examples, config, generator.permutation(short)) for _ in range(config.epochs)]
     total = sum(map(len, plan))
     network, memory = model.clone(remat=config.remat), config.micro_batch
     optimizer, step = _compiled(network, config.train, config.weight_decay, config.clip_norm, config.b2, memory)
@@ -295,14 +295,14 @@ def fit(
             raise ValueError(f"SFT met a non-finite loss at learning rate {config.learning_rate}; lower it")
         tokens = [metrics["tokens"] for metrics in steps]
         if not sum(tokens):
-            raise ValueError(f"no token of {len(kept)} examples is to be learned: all weights are 0")
+            raise ValueError(f"no token of {len(short)} examples is to be learned: all weights are 0")
         epoch_losses.append(float(np.average([metrics["loss"] for metrics in steps], weights=tokens)))
     return {**variables, config.train: learned}, {
         "loss": epoch_losses[-1],
         "first_loss": epoch_losses[0],
         "steps": total,
-        "examples": len(kept),
-        "too_long": len(examples) - len(kept),
+        "examples": len(short),
+        "too_long": len(examples) - len(short),
         "tokens": float(np.sum(tokens)),
     }
 
@@ -353,8 +353,8 @@ def rate_at(config: SFTConfig, step: int, steps: int) -> float:
     return config.learning_rate * 0.5 * (1 + np.cos(np.pi * (step - warm) / max(steps - warm, 1)))
 
 
-def _check_examples(vocab_size: int, kept: list[int], examples: Sequence[Example]) -> None:
-    for n in kept:
+def _check_examples(vocab_size: int, indices: list[int], examples: Sequence[Example]) -> None:
+    for n in indices:
         tokens, start, weights = examples[n].tokens, examples[n].start, examples[n].weights
         if not 1 <= start < len(tokens):
             raise ValueError(f"example {n} has {len(tokens)} tokens and start {start}; its reply begins at 1 or later")

@@ -76,23 +76,23 @@ def transcripts_of(
       advantages: of each turn. weight: of each token.
       begin: what every prompt begins with (`Played.begins`); the transcripts hold what follows.
     """
-    found: list[Transcript] = []
+    transcripts: list[Transcript] = []
     for turn, advantage in zip(turns, advantages, strict=False):
-        for prompt, written in turn.replies:
+        for prompt, reply in turn.replies:
             prompt = prompt[len(begin) :]
-            last = found[-1].tokens if found else None
+            last = transcripts[-1].tokens if transcripts else None
             if last and list(prompt[: len(last)]) == last:
                 last += prompt[len(last) :]
             else:
-                found.append(Transcript(list(prompt), [], [], [], []))
-            tokens, at, weights, credits, log_probs = found[-1]
-            n = len(written.tokens)
+                transcripts.append(Transcript(list(prompt), [], [], [], []))
+            tokens, at, weights, credits, log_probs = transcripts[-1]
+            n = len(reply.tokens)
             at += range(len(tokens), len(tokens) + n)
-            tokens += written.tokens
+            tokens += reply.tokens
             weights += [weight] * n
             credits += [float(advantage)] * n
-            log_probs += written.log_probs
-    return found
+            log_probs += reply.log_probs
+    return transcripts
 
 
 def rows_at_a_time(rows: int, length: int, micro_batch: int, model: Transformer) -> int:
@@ -111,21 +111,21 @@ def fill(
     A small model has a power of two, as compiling costs more than padding. A large one has the cheapest of some
     lengths, from the longest transcript's to twice as much or `ENOUGH`.
     """
-    longest = max(len(one.tokens) for one in transcripts)
+    longest = max(len(transcript.tokens) for transcript in transcripts)
     power, shapes = bucket(longest, 64), Shapes(model.config)
     if not shapes.large:
         length = min(power, room)
         return length, first_fit(transcripts, length)
 
-    def cost(found: tuple[int, list[list[Transcript]]]) -> float:
-        length, rows = found
+    def cost(layout: tuple[int, list[list[Transcript]]]) -> float:
+        length, rows = layout
         size = rows_at_a_time(len(rows), length, micro_batch, model)
         computed = -(-len(rows) // size) * size
         return shapes.cost("read", (computed * length, computed, length, length))
 
     step = max(power // 16, 16)
-    least = -(-longest // step) * step
-    lengths = {min(n, room) for n in range(least, max(least, min(2 * power, ENOUGH)) + 1, step)}
+    shortest = -(-longest // step) * step
+    lengths = {min(n, room) for n in range(shortest, max(shortest, min(2 * power, ENOUGH)) + 1, step)}
     return min(((length, first_fit(transcripts, length)) for length in sorted(lengths)), key=cost)
 
 
@@ -133,14 +133,14 @@ def first_fit(transcripts: Sequence[Transcript], length: int) -> list[list[Trans
     """Rows of at most `length` tokens: the longest transcript first, each in the first row with room for it."""
     rows: list[list[Transcript]] = []
     free: list[int] = []
-    for one in sorted(transcripts, key=lambda one: -len(one.tokens)):
-        place = next((r for r, space in enumerate(free) if space >= len(one.tokens)), None)
+    for transcript in sorted(transcripts, key=lambda transcript: -len(transcript.tokens)):
+        place = next((r for r, space in enumerate(free) if space >= len(transcript.tokens)), None)
         if place is None:
             place = len(rows)
             rows.append([])
             free.append(length)
-        rows[place].append(one)
-        free[place] -= len(one.tokens)
+        rows[place].append(transcript)
+        free[place] -= len(transcript.tokens)
     return rows
 
 
@@ -156,17 +156,21 @@ def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: 
     length, rows = fill(transcripts, room, micro_batch, model)
     size = rows_at_a_time(len(rows), length, micro_batch, model)
     num = bucket(-(-len(rows) // size), 1)
-    learned = bucket(max(sum(len(one.at) for one in row) for row in rows), 16)
+    learned = bucket(max(sum(len(transcript.at) for transcript in row) for row in rows), 16)
     ints = lambda last: np.zeros((num * size, last), np.int32)
     floats = lambda: np.zeros((num * size, learned), np.float32)
     out = Rows(ints(length), ints(length), ints(length), ints(learned) + 1, floats(), floats(), floats())
     for r, row in enumerate(rows):
         start, k = 0, 0
-        for segment, one in enumerate(row, 1):
-            here, own = np.s_[r, start : start + len(one.tokens)], np.s_[r, k : k + len(one.at)]
-            out.tokens[here], out.positions[here] = one.tokens, first + np.arange(len(one.tokens))
+        for segment, transcript in enumerate(row, 1):
+            here, learned_at = np.s_[r, start : start + len(transcript.tokens)], np.s_[r, k : k + len(transcript.at)]
+            out.tokens[here], out.positions[here] = transcript.tokens, first + np.arange(len(transcript.tokens))
             out.segments[here] = segment
-            out.at[own] = start + np.array(one.at)
-            out.weights[own], out.advantages[own], out.sampled[own] = one.weights, one.advantages, one.log_probs
-            start, k = start + len(one.tokens), k + len(one.at)
+            out.at[learned_at] = start + np.array(transcript.at)
+            out.weights[learned_at], out.advantages[learned_at], out.sampled[learned_at] = (
+                transcript.weights,
+                transcript.advantages,
+                transcript.log_probs,
+            )
+            start, k = start + len(transcript.tokens), k + len(transcript.at)
     return jax.tree.map(lambda x: x.reshape(num, size, -1), out)

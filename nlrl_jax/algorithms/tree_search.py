@@ -22,6 +22,7 @@ Letters: B positions, N nodes, K edges of a node, A actions, T moves. All values
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nlrl_jax.arrays import batch_laid_out_by_compiler
 from nlrl_jax.types import BoardGame
 
 # (key, positions [B]) -> float32 [B] values, from player 0's view
@@ -84,15 +86,31 @@ def search(
     Returns: (the trees; float32 [B] the mean value of the simulations, or with `solve` the result where it is proven).
     ValueError: see `batch_of`.
     """
+    batch_of(game, positions)
+    grow = functools.partial(_grow, game, evaluate, simulations=simulations, uct_c=uct_c, solve=solve)
+    # The trees have the batch along their second axis, behind the nodes.
+    return batch_laid_out_by_compiler(grow, axes=(1, 0))(key, positions)
+
+
+def _grow(
+    game: BoardGame, evaluate: Evaluator, key: jax.Array, positions: Any, simulations: int, uct_c: float, solve: bool
+) -> tuple[Tree, jax.Array]:
     moves = LegalMoves.of(game)
     batch = batch_of(game, positions)
     rows = jnp.arange(batch[0])
     key_ties, key_values = jax.random.split(key)
     seeds = jax.random.bits(key_ties, batch, jnp.uint32)
-    per_node = lambda fill, dtype: jnp.full((simulations, *batch), fill, dtype)
-    per_edge = lambda fill, dtype: jnp.full((simulations, *batch, moves.most), fill, dtype)
+    # Inside shard_map what a loop carries must vary over the mesh as the data does, even before its first step.
+    data = jnp.zeros_like(jax.tree.leaves(positions)[0], jnp.uint32, ()) + jnp.zeros_like(seeds, shape=())
+
+    def per_node(fill, dtype):
+        return jnp.full_like(data, fill, dtype, (simulations, *batch))
+
+    def per_edge(fill, dtype):
+        return jnp.full_like(data, fill, dtype, (simulations, *batch, moves.most))
+
     tree = Tree(
-        positions=jax.tree.map(lambda x: jnp.zeros((simulations, *x.shape), x.dtype), positions),
+        positions=jax.tree.map(lambda x: jnp.zeros_like(data, x.dtype, (simulations, *x.shape)), positions),
         mover=per_node(0, jnp.float32),
         degree=per_node(0, jnp.int32),
         parent=per_node(_NONE, jnp.int32),
@@ -113,9 +131,9 @@ def search(
         played = jax.vmap(game.step)(before, jax.vmap(moves.nth)(before, edge))
         stays = closed | (node == ROOT)
         now = jax.vmap(where)(stays, positions, played)
-        over = jax.vmap(game.is_terminal)(now)
-        value = jnp.where(over, jax.vmap(game.returns)(now), evaluate(jax.random.fold_in(key_values, node), now))
-        link = jnp.where(stays | (met != _NONE), met, jnp.where(over, -1 - node, node))
+        finished = jax.vmap(game.is_terminal)(now)
+        value = jnp.where(finished, jax.vmap(game.returns)(now), evaluate(jax.random.fold_in(key_values, node), now))
+        link = jnp.where(stays | (met != _NONE), met, jnp.where(finished, -1 - node, node))
         tree = tree._replace(
             positions=jax.tree.map(lambda x, y: x.at[node].set(y), tree.positions, now),
             mover=tree.mover.at[node].set(jnp.where(jax.vmap(game.current_player)(now) == 0, 1.0, -1.0)),
@@ -124,14 +142,16 @@ def search(
             edge=tree.edge.at[node].set(jnp.where(stays, _NONE, edge)),
             child=tree.child.at[parent, rows, edge].set(link),
         )
-        tree = back_up(tree, jnp.where(stays, _NONE, parent), edge, value, over, solve)
+        tree = back_up(tree, jnp.where(stays, _NONE, parent), edge, value, finished, solve)
         counted = ~closed | (node == ROOT)
-        return tree, total + jnp.where(counted, value, 0.0), count + counted
+        return tree, total + jnp.where(counted, value, 0.0), count + counted.astype(count.dtype)
 
-    start = (tree, jnp.zeros(batch), jnp.zeros(batch, jnp.int32))
+    start = (tree, jnp.zeros_like(data, jnp.float32, batch), jnp.zeros_like(data, jnp.int32, batch))
     tree, total, count = jax.lax.fori_loop(0, simulations, simulate, start)
-    known, result = proven_at(tree, rows * 0)
-    return tree, jnp.where(solve & known, result * tree.mover[ROOT], total / count)
+    is_proven, result = proven_at(tree, rows * 0)
+    return tree, jnp.where(
+        solve & is_proven, result.astype(jnp.float32) * tree.mover[ROOT], total / count.astype(jnp.float32)
+    )
 
 
 def descend(tree: Tree, seeds: jax.Array, uct_c: float) -> tuple[jax.Array, jax.Array]:
@@ -149,7 +169,7 @@ def descend(tree: Tree, seeds: jax.Array, uct_c: float) -> tuple[jax.Array, jax.
         walking &= child > ROOT
         return jnp.where(walking, child, node), edge, walking
 
-    start = jnp.zeros_like(rows)
+    start = jnp.zeros_like(tree.degree[ROOT])
     node, edge, _ = jax.lax.while_loop(lambda carry: carry[2].any(), body, (start, start, start == 0))
     return node, edge
 
@@ -161,7 +181,7 @@ def uct(tree: Tree, node: jax.Array, uct_c: float) -> jax.Array:
     mean = tree.total[node, rows] / jnp.maximum(visits, 1)
     parent_visits = 1 + visits.sum(axis=-1, keepdims=True)
     bonus = uct_c * jnp.sqrt(jnp.log(parent_visits) / jnp.maximum(visits, 1))
-    score = jnp.where(proven == UNKNOWN, mean + bonus, proven)
+    score = jnp.where(proven == UNKNOWN, mean + bonus, proven.astype(mean.dtype))
     score = jnp.where(visits == 0, jnp.inf, score)
     return jnp.where(jnp.arange(score.shape[-1]) < tree.degree[node, rows, None], score, -jnp.inf)
 
@@ -193,11 +213,11 @@ def back_up(tree: Tree, node: jax.Array, edge: jax.Array, value: jax.Array, proo
         mover = tree.mover[at, rows]
         visits = visits.at[at, rows, edge].add(jnp.where(inside, 1.0, 0.0))
         total = total.at[at, rows, edge].add(jnp.where(inside, value * mover, 0.0))
-        known = jnp.where(inside & proof, (result * mover).astype(jnp.int8), proven[at, rows, edge])
-        proven = proven.at[at, rows, edge].set(known)
+        marks = jnp.where(inside & proof, (result * mover).astype(jnp.int8), proven[at, rows, edge])
+        proven = proven.at[at, rows, edge].set(marks)
         if solve:
             follows, result = proven_at(tree._replace(proven=proven), at)
-            proof, result = proof & follows, result * mover
+            proof, result = proof & follows, result.astype(mover.dtype) * mover
         else:
             proof = jnp.zeros_like(proof)
         parent = jnp.where(inside, tree.parent[at, rows], _NONE)
@@ -241,16 +261,16 @@ def batch_of(game: BoardGame, positions: Any) -> tuple[int]:
     Raises:
       ValueError: a single position, or something else than positions of this game.
     """
-    one = jax.tree_util.tree_leaves_with_path(jax.eval_shape(game.init))
-    given = jax.tree_util.tree_leaves_with_path(positions)
-    if [path for path, _ in one] != [path for path, _ in given]:
+    expected = jax.tree_util.tree_leaves_with_path(jax.eval_shape(game.init))
+    actual = jax.tree_util.tree_leaves_with_path(positions)
+    if [path for path, _ in expected] != [path for path, _ in actual]:
         raise ValueError(f"positions are a {type(positions).__name__}; they must be B positions of {game.name}")
-    batch = jnp.shape(given[0][1])[:1]
-    for (path, leaf), (_, array) in zip(one, given):
+    batch = jnp.shape(actual[0][1])[:1]
+    for (path, leaf), (_, array) in zip(expected, actual):
         if len(batch) != 1 or jnp.shape(array) != (*batch, *leaf.shape):
-            wanted = ", ".join(["B", *map(str, leaf.shape)])
+            sizes = ", ".join(["B", *map(str, leaf.shape)])
             raise ValueError(
-                f"positions{jax.tree_util.keystr(path)} has shape {jnp.shape(array)}; it must be [{wanted}], of B "
+                f"positions{jax.tree_util.keystr(path)} has shape {jnp.shape(array)}; it must be [{sizes}], of B "
                 f"positions of {game.name} (a single one needs an axis of size 1 in front)"
             )
     return batch

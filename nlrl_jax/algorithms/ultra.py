@@ -107,20 +107,22 @@ def make_table(
     dtype = np.float32 if shape else np.int32
     codes, keys = np.full(K, NOWHERE, np.int32), np.full((K, D), FAR, np.float32)
     action, suggested = np.zeros((K, *shape), dtype), np.zeros(K, bool)
-    judged, rewards, known = np.zeros((K, M, *shape), dtype), np.zeros((K, M), np.float32), np.zeros((K, M), bool)
+    judged, rewards, is_known = np.zeros((K, M, *shape), dtype), np.zeros((K, M), np.float32), np.zeros((K, M), bool)
     for row, (code, group) in enumerate(groups):
         codes[row] = code
         keys[row] = (group[0].observation.reshape(-1) - mean) / scale
         verdicts = [(state.verdict.action, state.taken) for state in group if state.verdict.judged]
         if any(better is not None for better, _ in verdicts):
-            votes = Counter(taken if better is None else better for better, taken in verdicts)
+            votes = Counter(agent_action if better is None else better for better, agent_action in verdicts)
             action[row], suggested[row] = votes.most_common(1)[0][0], True
         for m, (rated, reward) in enumerate(_rewards(group).items()):
-            judged[row, m], rewards[row, m], known[row, m] = rated, reward, True
+            judged[row, m], rewards[row, m], is_known[row, m] = rated, reward, True
     if mean_action is not None and groups:
-        own = np.asarray(mean_action(jnp.asarray(np.stack([group[0].observation for _, group in groups]))))
-        action, judged = action - own, judged - own[:, None]
-    return LookupTable(*(jnp.asarray(x) for x in (codes, keys, mean, scale, action, suggested, judged, rewards, known)))
+        agent_actions = np.asarray(mean_action(jnp.asarray(np.stack([group[0].observation for _, group in groups]))))
+        action, judged = action - agent_actions, judged - agent_actions[:, None]
+    return LookupTable(
+        *(jnp.asarray(x) for x in (codes, keys, mean, scale, action, suggested, judged, rewards, is_known))
+    )
 
 
 def _check(state: CriticalState, space: Any) -> None:
@@ -129,13 +131,16 @@ def _check(state: CriticalState, space: Any) -> None:
     suggested = () if state.verdict.action is None else (state.verdict.action,)
     for action in (state.taken, *suggested, *state.rewards):
         if hasattr(space, "n"):
-            right, wanted = isinstance(action, int) and 0 <= action < space.n, f"a whole number from 0 to {space.n - 1}"
+            right, requirement = (
+                isinstance(action, int) and 0 <= action < space.n,
+                f"a whole number from 0 to {space.n - 1}",
+            )
         else:
-            wanted = f"{space.shape[0]} numbers within the action space's bounds"
+            requirement = f"{space.shape[0]} numbers within the action space's bounds"
             numbers = np.asarray(action)
             right = numbers.shape == space.shape and bool(((numbers >= space.low) & (numbers <= space.high)).all())
         if not right:
-            raise ValueError(f"{place}: action {action!r} is not one of the game's; it must be {wanted}")
+            raise ValueError(f"{place}: action {action!r} is not one of the game's; it must be {requirement}")
     for action, reward in state.rewards.items():
         if not np.isfinite(reward):
             raise ValueError(f"{place}: the reward of action {action!r} is {reward!r}; it must be a finite number")
@@ -227,14 +232,14 @@ def language_reward(table: LookupTable, hit: jax.Array, row: jax.Array, action: 
     Args:
       action: [B] or [B, A], as executed; an offset where the table is relative.
     """
-    judged, known = table.judged[row], table.known[row]  # [B, M, ...], [B, M]
+    judged, is_known = table.judged[row], table.known[row]  # [B, M, ...], [B, M]
     if action.ndim == 1:
-        same = (judged == action[:, None]) & known
+        same = (judged == action[:, None]) & is_known
         return jnp.where(hit, jnp.sum(jnp.where(same, table.rewards[row], 0.0), axis=1), 0.0)
-    distance = jnp.where(known, jnp.sum((judged - action[:, None]) ** 2, axis=-1), jnp.inf)
+    distance = jnp.where(is_known, jnp.sum((judged - action[:, None]) ** 2, axis=-1), jnp.inf)
     nearest = jnp.argmin(distance, axis=1)
     reward = jnp.take_along_axis(table.rewards[row], nearest[:, None], axis=1)[:, 0]
-    return jnp.where(hit & known.any(axis=1), reward, 0.0)
+    return jnp.where(hit & is_known.any(axis=1), reward, 0.0)
 
 
 def guidance(game: ControlGame, config: GuidanceConfig, mean_action: MeanAction | None = None) -> Hooks:

@@ -49,14 +49,14 @@ class Sight(NamedTuple):
         columns = lambda x: jax.lax.dynamic_slice_in_dim(x, slot, slots, axis=-1)
         if self.sees is not None:
             return columns(rows(self.sees))
-        found = jnp.ones((1, queries, slots), bool)
+        mask = jnp.ones((1, queries, slots), bool)
         if self.first is not None:
-            found = (slot + jnp.arange(slots) <= self.first + query + jnp.arange(queries)[:, None])[None]
+            mask = (slot + jnp.arange(slots) <= self.first + query + jnp.arange(queries)[:, None])[None]
         if self.valid is not None:
-            found &= columns(self.valid)[:, None, :]
+            mask &= columns(self.valid)[:, None, :]
         if self.segments is not None:
-            found &= rows(self.segments)[:, :, None] == columns(self.segments)[:, None, :]
-        return found
+            mask &= rows(self.segments)[:, :, None] == columns(self.segments)[:, None, :]
+        return mask
 
 
 class Blocks(NamedTuple):
@@ -81,8 +81,8 @@ def blocks_for(
     each = -(-batch // parts("batch")) * -(-heads // parts("heads"))
     side = 2 ** int(np.log2(max(1, SCORES.get(platform, SCORES_ELSEWHERE) // each)) / 2)
     side = min(max(side, SHORTEST), LONGEST)
-    known = None if isinstance(first, jax.core.Tracer) or first is None else int(first)
-    return Blocks(min(side, queries), min(side, keys), known)
+    offset = None if isinstance(first, jax.core.Tracer) or first is None else int(first)
+    return Blocks(min(side, queries), min(side, keys), offset)
 
 
 def attend(
@@ -207,12 +207,12 @@ def _attend_bwd(blocks, residuals, gradients):
     def step(state, pair):
         i, j = pair
         dq, dk, dv = state
-        own, keys, values, d = _at(q, i), _keys(blocks, k, j), _keys(blocks, v, j), _at(dout, i)
-        weights = jnp.exp(_scores(blocks, own, keys, sight, i, j) - _at(weight, i)[..., None])
+        query, keys, values, d = _at(q, i), _keys(blocks, k, j), _keys(blocks, v, j), _at(dout, i)
+        weights = jnp.exp(_scores(blocks, query, keys, sight, i, j) - _at(weight, i)[..., None])
         dscores = weights * (_product("kbrcd", "kbsd", "kbrcs", d, values) - _at(mean, i)[..., None])
         dscores = dscores.astype(q.dtype)
         dq = _put(dq, i, _at(dq, i) + _product("kbrcs", "kbsd", "kbrcd", dscores, keys))
-        dk = _put(dk, j, _at(dk, j) + _product("kbrcs", "kbrcd", "kbsd", dscores, own))
+        dk = _put(dk, j, _at(dk, j) + _product("kbrcs", "kbrcd", "kbsd", dscores, query))
         dv = _put(dv, j, _at(dv, j) + _product("kbrcs", "kbrcd", "kbsd", weights.astype(v.dtype), d))
         return (dq, dk, dv), None
 

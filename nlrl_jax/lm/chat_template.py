@@ -59,12 +59,12 @@ class TemplateOptions:
         Raises:
           ValueError: there is such a variable. `whose` templates they are, in words.
         """
-        known = frozenset().union(*map(variables_of, sources))
-        unknown = [name for name in self.variables() if name not in known]
+        readable = frozenset().union(*map(variables_of, sources))
+        unknown = [name for name in self.variables() if name not in readable]
         if unknown:
-            read = ", ".join(sorted(known.difference(_GIVEN))) or "none"
+            names = ", ".join(sorted(readable.difference(_GIVEN))) or "none"
             raise ValueError(
-                f"--template sets {unknown[0]}, which {whose} does not read; variables that it reads: {read}"
+                f"--template sets {unknown[0]}, which {whose} does not read; variables that it reads: {names}"
             )
 
 

@@ -199,14 +199,14 @@ def _refuse_unsupported(hf: Mapping[str, Any], architecture: str) -> None:
     qwen = architecture != "LlamaForCausalLM"
     layers, first = _size(hf, "num_hidden_layers"), hf.get("max_window_layers", 28 if qwen else 0)
     no_layer_slides = hf.get("sliding_window", 4096) is None or (isinstance(first, int) and first >= layers)
-    wanted = {
+    supported = {
         "hidden_act": ("silu", "swish"),
         "attention_bias": (False, True) if architecture == "Qwen2ForCausalLM" else (False,),  # Qwen2 has its own rule
         "mlp_bias": (False, True) if qwen else (False,),  # it is Llama's alone
         "use_sliding_window": (False, True) if qwen and no_layer_slides else (False,),
         "per_layer_config": ({},),
     }
-    for name, values in wanted.items():
+    for name, values in supported.items():
         if hf.get(name) not in (*values, None):
             raise ValueError(f"{name}={hf[name]!r} is not implemented; this decoder has {name}={values[0]!r}")
     if types := hf.get("layer_types"):

@@ -71,17 +71,17 @@ def plan(prompt_lengths: jax.Array, reply_lengths: jax.Array, S: int, K: int, nu
 
     def lay(width: int, at: jax.Array, there: jax.Array, value: jax.Array) -> jax.Array:
         """[R, width] with `value` [n, m] at places `at` of each text's row, where `there`; -1 elsewhere."""
-        where = jnp.where(there & counted[:, None], row * width + at, num * width)
-        return jnp.full((num * width,), -1).at[where].set(value, mode="drop").reshape(num, width)
+        target = jnp.where(there & counted[:, None], row * width + at, num * width)
+        return jnp.full((num * width,), -1).at[target].set(value, mode="drop").reshape(num, width)
 
     slot, number, text = jnp.arange(S + K), jnp.arange(K), jnp.arange(n)[:, None]
     inside = slot - (S - prompt_lengths)[:, None]
     here = (inside >= 0) & (inside < tokens[:, None])
-    said = number < reply_lengths[:, None]
-    predicted_at = lay(C, first_reply + number, said, first + (prompt_lengths - 1)[:, None] + number)
+    is_reply = number < reply_lengths[:, None]
+    predicted_at = lay(C, first_reply + number, is_reply, first + (prompt_lengths - 1)[:, None] + number)
     return Place(
         token=lay(L, first + inside, here, text * (S + K) + slot),
-        reply=lay(C, first_reply + number, said, text * K + number),
+        reply=lay(C, first_reply + number, is_reply, text * K + number),
         predicted_at=jnp.maximum(predicted_at, 0),
         position=lay(L, first + inside, here, inside),
     )

@@ -28,7 +28,7 @@ def of_optimizer(optimizer: optax.GradientTransformation, state: Any, learned: A
     """
     whole = NamedSharding(mesh, PartitionSpec())
     masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # a part of the weights that it does not train
-    keep = lambda leaf, where: leaf if masked(leaf) else where
+    keep = lambda leaf, place: leaf if masked(leaf) else place
     return optax.tree.map_params(optimizer, keep, state, learned, transform_non_params=lambda _: whole, is_leaf=masked)
 
 
@@ -45,8 +45,8 @@ def start(optimizer: optax.GradientTransformation, learned: Any, mesh: Mesh | No
     if mesh is None:
         return optimizer.init(learned)
     places = jax.tree.map(lambda leaf: leaf.sharding, learned)
-    where = of_optimizer(optimizer, jax.eval_shape(optimizer.init, learned), places, mesh)
-    return jax.jit(optimizer.init, out_shardings=where)(learned)
+    state_places = of_optimizer(optimizer, jax.eval_shape(optimizer.init, learned), places, mesh)
+    return jax.jit(optimizer.init, out_shardings=state_places)(learned)
 
 
 def stay(
@@ -59,9 +59,9 @@ def stay(
     """
     if model.mesh is None:
         return learned, opt_state, other
-    where = of_variables(model, {train: learned})[train]
+    weight_places = of_variables(model, {train: learned})[train]
     whole = jax.tree.map(lambda _: NamedSharding(model.mesh, PartitionSpec()), other)
-    places = where, of_optimizer(optimizer, opt_state, where, model.mesh), whole
+    places = weight_places, of_optimizer(optimizer, opt_state, weight_places, model.mesh), whole
     return jax.lax.with_sharding_constraint((learned, opt_state, other), places)
 
 
@@ -82,13 +82,13 @@ def gathered(model: Transformer, variables: Any, specs: Any = None) -> Any:
 
     def bring(tree, specs, after=()):
         """One leaf after another: exchanges in any order make CPU devices that share a core wait for each other."""
-        found, after = [], list(after)
-        for leaf, where in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings(tree, specs, model.mesh)), strict=True):
+        gathered_trees, after = [], list(after)
+        for leaf, place in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings(tree, specs, model.mesh)), strict=True):
             *_, leaf = jax.lax.optimization_barrier((*after, leaf))
-            leaf = jax.lax.with_sharding_constraint(leaf, where)
-            found.append(with_layout_constraint(leaf, Layout(tuple(range(leaf.ndim)))))
-            after = found[-1:]
-        return jax.tree.unflatten(jax.tree.structure(tree), found)
+            leaf = jax.lax.with_sharding_constraint(leaf, place)
+            gathered_trees.append(with_layout_constraint(leaf, Layout(tuple(range(leaf.ndim)))))
+            after = gathered_trees[-1:]
+        return jax.tree.unflatten(jax.tree.structure(tree), gathered_trees)
 
     def of(tree, specs, after):
         layer = jax.tree.map(
@@ -96,18 +96,18 @@ def gathered(model: Transformer, variables: Any, specs: Any = None) -> Any:
         )
         if isinstance(tree["blocks"], tuple):
             blocks = []
-            for one in tree["blocks"]:
-                blocks.append(bring(one, layer, after))
+            for block in tree["blocks"]:
+                blocks.append(bring(block, layer, after))
                 after = jax.tree.leaves(blocks[-1])[-1:]
             blocks = tuple(blocks)
         else:
             blocks = jax.lax.optimization_barrier((tree["blocks"], after))[0]
-            blocks = bring(jax.lax.map(lambda one: bring(one, layer), blocks), specs["blocks"])
+            blocks = bring(jax.lax.map(lambda block: bring(block, layer), blocks), specs["blocks"])
         rest = {name: leaf for name, leaf in tree.items() if name != "blocks"}
         rest = bring(rest, {name: specs[name] for name in rest}, jax.tree.leaves(blocks)[-1:])
         return {**rest, "blocks": blocks}
 
-    found = {}
+    gathered_trees = {}
     for name, tree in variables.items():
-        found[name] = of(tree, specs[name], jax.tree.leaves(found)[-1:])
-    return found
+        gathered_trees[name] = of(tree, specs[name], jax.tree.leaves(gathered_trees)[-1:])
+    return gathered_trees

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nlrl_jax.lm.sharding import platform_of
 
@@ -12,10 +12,18 @@ FEW = 64  # rows
 WIDE = 1_000_000  # numbers of a matrix from which on `few_rows` pays
 
 
-def _transposed(left: jax.Array, right: jax.Array) -> jax.Array:
-    """left.T @ right over all rows: [..., I], [..., O] -> [I, O]."""
-    rows = tuple(range(left.ndim - 1))
-    return jax.lax.dot_general(left, right, ((rows, rows), ((), ())))
+def _transposed(rows_I: jax.Array, rows_O: jax.Array) -> jax.Array:
+    """rows_I.T @ rows_O, summed over all rows: [..., I], [..., O] -> [I, O]."""
+    rows = tuple(range(rows_I.ndim - 1))
+    return jax.lax.dot_general(rows_I, rows_O, ((rows, rows), ((), ())), out_sharding=_of_weights(rows_I, rows_O))
+
+
+def _of_weights(rows_I: jax.Array, rows_O: jax.Array) -> NamedSharding | None:
+    """Where [I, O] lies that is summed over rows on an Explicit mesh, which JAX asks for; None on others."""
+    sharding = jax.typeof(rows_I).sharding
+    if not sharding.mesh.explicit_axes:
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[-1], jax.typeof(rows_O).sharding.spec[-1]))
 
 
 @jax.custom_vjp

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
@@ -70,8 +71,17 @@ def constrain(x: jax.Array, mesh: Mesh | None, axes: tuple[str | None, ...]) -> 
     """
     if mesh is None:
         return x
-    kept = (RULES[axis] if size >= devices_of(mesh, RULES[axis]) else None for size, axis in zip(x.shape, axes))
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*kept)))
+    names = (RULES[axis] if size >= devices_of(mesh, RULES[axis]) else None for size, axis in zip(x.shape, axes))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*names)))
+
+
+def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows of a table [V, H] by ids [...]: [..., H], which lie as the ids do where these are on an Explicit mesh."""
+    sharding = jax.typeof(ids).sharding
+    if not sharding.mesh.explicit_axes:
+        return jnp.take(table, ids, axis=0)
+    rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec, None))
+    return table.at[ids].get(mode="fill", out_sharding=rows)
 
 
 def devices_of(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
@@ -87,7 +97,9 @@ def platform_of(mesh: Mesh | None) -> str:
 def memory_of(mesh: Mesh | None) -> int | None:
     """Bytes that a program may use on each device of the mesh, or on the one at hand; None where nobody says."""
     devices = jax.local_devices()[:1] if mesh is None else mesh.devices.flat
-    device = next((one for one in devices if one in jax.local_devices()), devices[0])  # another process's does not say
+    device = next(
+        (candidate for candidate in devices if candidate in jax.local_devices()), devices[0]
+    )  # another process's does not say
     if device.device_kind in MEMORY and device.client is not jax.local_devices()[0].client:
         return int(MEMORY[device.device_kind] * PREALLOCATED)
     return (device.memory_stats() or {}).get("bytes_limit")
@@ -111,10 +123,10 @@ def shardings(tree: Any, specs: Any, mesh: Mesh) -> Any:
     """NamedShardings for the arrays (or shapes) of `tree`, dropping axes that do not divide a dimension."""
 
     def one(leaf, partition):
-        kept = []
+        names_by_axis = []
         for size, names in zip(leaf.shape, tuple(partition) + (None,) * (len(leaf.shape) - len(partition))):
-            kept.append(names if size % devices_of(mesh, names) == 0 else None)
-        return NamedSharding(mesh, PartitionSpec(*kept))
+            names_by_axis.append(names if size % devices_of(mesh, names) == 0 else None)
+        return NamedSharding(mesh, PartitionSpec(*names_by_axis))
 
     return jax.tree.map(one, tree, specs)
 

@@ -187,7 +187,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        ids = [known for i in ids if (known := self.read_as.get(int(i), int(i))) is not None]
+        ids = [known_id for i in ids if (known_id := self.read_as.get(int(i), int(i))) is not None]
         text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         for blank, mark in _BLANKS if self.clean_up else ():
             text = text.replace(blank, mark)
@@ -221,7 +221,7 @@ class Tokenizer:
         A position is left out where a special token or a normalizer swallows characters around it.
         """
         words = self.words(text)
-        touching = {right[0] for left, right in itertools.pairwise(words) if left[1] == right[0]}
+        touching = {right[0] for before, right in itertools.pairwise(words) if before[1] == right[0]}
         return touching | {0, len(text)}
 
     def render_chat(
@@ -249,14 +249,16 @@ class Tokenizer:
         if thinks or not closing(text):
             return text
         without = (self._render(chat, add_generation_prompt, **{name: False}) for name in NO_THOUGHTS)
-        return next((other for other in without if not closing(other)), text + closing(text))
+        return next((candidate for candidate in without if not closing(candidate)), text + closing(text))
 
     def _render(self, chat: Sequence[Mapping[str, str]], add_generation_prompt: bool, **variables: Any) -> str:
         marked = lambda value: self.as_content(value) if isinstance(value, str) else value
         return render(
             self.chat_template,
             self.options.date,
-            messages=[{name: marked(value) for name, value in one.items() if value is not None} for one in chat],
+            messages=[
+                {name: marked(value) for name, value in message.items() if value is not None} for message in chat
+            ],
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
@@ -278,15 +280,15 @@ class Tokenizer:
         """
         added = self.backend.get_added_tokens_decoder()
         decoder = repr(self.backend.decoder) + repr(self.backend.pre_tokenizer)
-        read = _byte_level_bytes if "ByteLevel" in decoder else _sentencepiece_bytes
+        to_bytes = _byte_level_bytes if "ByteLevel" in decoder else _sentencepiece_bytes
         table = [b""] * self.vocab_size
         for token, i in self.backend.get_vocab(with_added_tokens=True).items():
             if i in added:
                 table[i] = b"" if added[i].special else added[i].content.encode()
             else:
-                table[i] = read(token)
-        for i, other in self.read_as.items():
-            table[i] = b"" if other is None else table[other]
+                table[i] = to_bytes(token)
+        for i, canonical in self.read_as.items():
+            table[i] = b"" if canonical is None else table[canonical]
         offsets = np.cumsum([0] + [len(b) for b in table], dtype=np.int32)
         return np.frombuffer(b"".join(table), np.uint8), offsets
 
@@ -296,10 +298,10 @@ def _of_files(files: TokenizerFiles, named_ids: Mapping[str, tuple[int, ...]]) -
     ids, special = {}, dict(files.special_tokens)
     tokens = {f"{role}_token": special.pop(f"{role}_token", None) for role in _ROLES}
     for role, token in zip(_ROLES, tokens.values(), strict=True):
-        found = [] if token is None else [files.backend.token_to_id(token)]
-        if None in found:
+        token_ids = [] if token is None else [files.backend.token_to_id(token)]
+        if None in token_ids:
             raise ValueError(f"the {role} token {token!r} is not in the vocabulary")
-        ids[role] = tuple(dict.fromkeys([*found, *named_ids[role]]))
+        ids[role] = tuple(dict.fromkeys([*token_ids, *named_ids[role]]))
     return Tokenizer(
         files.backend,
         files.chat_template,
@@ -319,8 +321,8 @@ def byte_table() -> dict[int, str]:
     the other 68 are counted up from U+0100."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {byte: chr(byte) for byte in printable}
-    others = (byte for byte in range(256) if byte not in table)
-    return table | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
+    unmapped = (byte for byte in range(256) if byte not in table)
+    return table | {byte: chr(0x100 + n) for n, byte in enumerate(unmapped)}
 
 
 @functools.lru_cache(maxsize=1)

@@ -90,15 +90,15 @@ def read_token_ids(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
     Raises:
       ValueError: an id that is not a number.
     """
-    found: dict[str, tuple[int, ...]] = {role: () for role in ("bos", "eos", "pad")}
-    for role in found:
+    ids_by_role: dict[str, tuple[int, ...]] = {role: () for role in ("bos", "eos", "pad")}
+    for role in ids_by_role:
         for name in ("generation_config.json", "config.json"):
             value = _read(folder / name).get(f"{role}_token_id")
             ids = value if isinstance(value, list) else [] if value is None else [value]
             if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
                 raise ValueError(f"{folder / name}: {role}_token_id is {value!r}; it must be an id or a list of ids")
-            found[role] = found[role] or tuple(i for i in ids if i >= 0)
-    return found
+            ids_by_role[role] = ids_by_role[role] or tuple(i for i in ids if i >= 0)
+    return ids_by_role
 
 
 def build_backend(spec: Mapping[str, Any]) -> tokenizers.Tokenizer:
@@ -175,12 +175,12 @@ def _read_native(folder: pathlib.Path, spec: dict[str, Any], config: dict[str, A
         defaults = {"pad_token": spec["padding"]["pad_token"]}
     named, extra = _special_tokens(folder, {**defaults, **config})
     backend = build_backend(spec)
-    known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *added)}
+    added_texts = {token.content for token in (*backend.get_added_tokens_decoder().values(), *added)}
     names = {_text(token) for token in named.values()}
     for token in (*named.values(), *extra):
-        if _text(token) not in known:
+        if _text(token) not in added_texts:
             added.append(token)
-            known.add(_text(token))
+            added_texts.add(_text(token))
     backend.add_tokens([_as_added(token, _text(token) in names) for token in added])
     if kind == "Qwen2Tokenizer":
         texts = dict.fromkeys(_text(token) for token in (*named.values(), *extra))
@@ -196,17 +196,17 @@ def _read_native(folder: pathlib.Path, spec: dict[str, Any], config: dict[str, A
 def _added_tokens(folder: pathlib.Path, spec: Mapping[str, Any], config: Mapping[str, Any]) -> list[AddedToken]:
     """Added tokens in the order of their ids."""
     if "added_tokens_decoder" in config:
-        found = {int(i): _token(value) for i, value in config["added_tokens_decoder"].items()}
-        if wrong := [token for token in found.values() if isinstance(token, str)]:
+        by_id = {int(i): _token(value) for i, value in config["added_tokens_decoder"].items()}
+        if wrong := [token for token in by_id.values() if isinstance(token, str)]:
             raise ValueError(f"the token {wrong[0]!r} of added_tokens_decoder is not an object")
     else:
         named, extra = _special_tokens(folder, config)
-        special, found = {_text(token) for token in (*named.values(), *extra)}, {}
+        special, by_id = {_text(token) for token in (*named.values(), *extra)}, {}
         for text, i in _read(folder / "added_tokens.json").items():
-            found[i] = AddedToken(text, normalized=text not in special, special=text in special)
+            by_id[i] = AddedToken(text, normalized=text not in special, special=text in special)
         for entry in spec.get("added_tokens") or ():
-            found[entry["id"]] = _token({name: value for name, value in entry.items() if name != "id"})
-    return [found[i] for i in sorted(found)]
+            by_id[entry["id"]] = _token({name: value for name, value in entry.items() if name != "id"})
+    return [by_id[i] for i in sorted(by_id)]
 
 
 def _special_tokens(folder: pathlib.Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -214,7 +214,7 @@ def _special_tokens(folder: pathlib.Path, config: Mapping[str, Any]) -> tuple[di
     values = dict(config)
     if values.get("additional_special_tokens") and not values.get("extra_special_tokens"):
         values["extra_special_tokens"] = values.pop("additional_special_tokens")
-    own = {name: value for name, value in values.items() if name not in _NAMED and _is_named(name, value)}
+    custom = {name: value for name, value in values.items() if name not in _NAMED and _is_named(name, value)}
     if "added_tokens_decoder" not in config:
         for name, value in _read(folder / "special_tokens_map.json").items():
             if isinstance(value, dict) and name != "extra_special_tokens":
@@ -222,11 +222,11 @@ def _special_tokens(folder: pathlib.Path, config: Mapping[str, Any]) -> tuple[di
             elif name == "extra_special_tokens" and isinstance(value, list):
                 value = [*(values.get(name) or []), *value]
             values[name] = value
-    later = {name: value for name, value in values.items() if name not in (*_NAMED, *own) and _is_named(name, value)}
+    later = {name: value for name, value in values.items() if name not in (*_NAMED, *custom) and _is_named(name, value)}
     extra = values.get("extra_special_tokens", values.get("additional_special_tokens")) or []
     if isinstance(extra, dict):
-        own, extra = {**own, **extra}, []
-    named = {name: values[name] for name in _NAMED if values.get(name) is not None} | later | own
+        custom, extra = {**custom, **extra}, []
+    named = {name: values[name] for name in _NAMED if values.get(name) is not None} | later | custom
     return {name: _token(value) for name, value in named.items()}, [_token(value) for value in extra]
 
 
@@ -273,16 +273,16 @@ def _default_template(value: Any) -> str | None:
     return value.get("default") if isinstance(value, dict) else value
 
 
-def _convert(folder: pathlib.Path, what: str) -> TokenizerFiles:
+def _convert(folder: pathlib.Path, problem: str) -> TokenizerFiles:
     """What `transformers` makes of the folder. `what` it holds is the middle of a sentence."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise ValueError(f"{folder} {what} is converted by transformers; run pip install 'nlrl_jax[hub]'") from None
+        raise ValueError(f"{folder} {problem} is converted by transformers; run pip install 'nlrl_jax[hub]'") from None
     try:
-        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        spec = json.loads(found.backend_tokenizer.to_str())
+        converted = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        spec = json.loads(converted.backend_tokenizer.to_str())
     except Exception as error:  # anything: each kind of tokenizer has a converter of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
@@ -290,11 +290,11 @@ def _convert(folder: pathlib.Path, what: str) -> TokenizerFiles:
             "packages it may need)"
         ) from None
     backend = build_backend(spec)
-    backend.encode_special_tokens = found.split_special_tokens
-    forced = found.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
-    clean_up = found.clean_up_tokenization_spaces and (forced or spec["model"]["type"] != "BPE")
-    template = _default_template(found.chat_template)
-    return TokenizerFiles(backend, spec["post_processor"], found.special_tokens_map, template, clean_up)
+    backend.encode_special_tokens = converted.split_special_tokens
+    forced = converted.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
+    clean_up = converted.clean_up_tokenization_spaces and (forced or spec["model"]["type"] != "BPE")
+    template = _default_template(converted.chat_template)
+    return TokenizerFiles(backend, spec["post_processor"], converted.special_tokens_map, template, clean_up)
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

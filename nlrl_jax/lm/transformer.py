@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from nlrl_jax.lm import attention, blockwise, products
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.sharding import constrain, platform_of, spec
+from nlrl_jax.lm.sharding import constrain, lookup, platform_of, spec
 
 
 class KeyValues(NamedTuple):
@@ -69,7 +69,7 @@ class Linear(nn.Module):
     use_bias: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, again: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, lora_x: jax.Array | None = None) -> jax.Array:
         c, rank = self.config, self.config.lora.rank
         init = nn.initializers.normal(0.02)
         shape = (x.shape[-1], self.features)
@@ -84,11 +84,11 @@ class Linear(nn.Module):
         if self.is_initializing() or self.has_variable("lora", "a"):
             a = self._adapter("a", nn.initializers.he_uniform(), (shape[0], rank), (self.axes[0], None))
             b = self._adapter("b", nn.initializers.zeros, (rank, shape[1]), (None, self.axes[1]))
-            if again is None:
+            if lora_x is None:
                 scale = jnp.asarray(c.lora.alpha / rank, c.dtype)
                 y = y + products.low_rank(x, a.astype(c.dtype), b.astype(c.dtype)) * scale
             else:
-                y = y + products.low_rank(again, a, b)
+                y = y + products.low_rank(lora_x, a, b)
         return y
 
     def _adapter(self, name: str, init: Any, shape: tuple[int, int], axes: tuple) -> jax.Array:
@@ -102,8 +102,8 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        ones = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
-        scale = self.param("scale", ones, x.shape[-1:], self.config.param_dtype)
+        init = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
+        scale = self.param("scale", init, x.shape[-1:], self.config.param_dtype)
         y = x.astype(jnp.float32)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.config.norm_eps)
         # Cast before the scale, as the reference models do.
@@ -123,10 +123,10 @@ def apart(
     decodes = cache is not None and x.shape[1] == 1
     if platform_of(mesh) == "cpu" or not (decodes or (alone and not gathers)):
         return (x,) * copies
-    found = [x]
+    copies_of_x = [x]
     for _ in range(copies):  # copies from one barrier would be taken for one
-        found.append(jax.lax.optimization_barrier(found[-1]))
-    return tuple(found[1:])
+        copies_of_x.append(jax.lax.optimization_barrier(copies_of_x[-1]))
+    return tuple(copies_of_x[1:])
 
 
 class Attention(nn.Module):
@@ -143,16 +143,16 @@ class Attention(nn.Module):
         """
         c = self.config
         B, L, _ = x.shape
-        for_k, for_v, *again = apart(x, 5, cache, self.mesh, self.alone)
-        again = again if self.alone else (None,) * 3
+        for_k, for_v, *for_lora = apart(x, 5, cache, self.mesh, self.alone)
+        for_lora = for_lora if self.alone else (None,) * 3
         of_q, of_k = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         if self.get_variable("params", "qkv") is not None:  # joined by `lm.acting`
-            qkv = Linear(c, of_q + 2 * of_k, ("embed", "heads"), c.qkv_bias, name="qkv")(x, again[0])
+            qkv = Linear(c, of_q + 2 * of_k, ("embed", "heads"), c.qkv_bias, name="qkv")(x, for_lora[0])
             q, k, v = jnp.split(qkv, (of_q, of_q + of_k), axis=-1)
         else:
-            q = Linear(c, of_q, ("embed", "heads"), c.qkv_bias, name="q")(x, again[0])
-            k = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="k")(for_k, again[1])
-            v = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="v")(for_v, again[2])
+            q = Linear(c, of_q, ("embed", "heads"), c.qkv_bias, name="q")(x, for_lora[0])
+            k = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="k")(for_k, for_lora[1])
+            v = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="v")(for_v, for_lora[2])
         q = q.reshape(B, L, c.num_heads, c.head_dim)
         k, v = (t.reshape(B, L, c.num_kv_heads, c.head_dim) for t in (k, v))
         if c.qk_norm:
@@ -171,8 +171,8 @@ class Attention(nn.Module):
         else:
             out = attention.attend(q, k, v, mask, prefix)
         out = out.reshape(B, L, c.num_heads * c.head_dim)
-        again = apart(out, 1, cache, self.mesh, self.alone)[0] if self.alone else None
-        return Linear(c, c.hidden_size, ("heads", "embed"), name="o")(out, again), new, cache
+        for_lora = apart(out, 1, cache, self.mesh, self.alone)[0] if self.alone else None
+        return Linear(c, c.hidden_size, ("heads", "embed"), name="o")(out, for_lora), new, cache
 
 
 class Block(nn.Module):
@@ -188,21 +188,21 @@ class Block(nn.Module):
     def __call__(self, carry, prefix, shared, layer, cos, sin, mask, maps):
         c = self.config
         x, cache = carry
-        contexts = tuple(attention.Context(*kv, *which) for kv, which in zip(shared, maps, strict=True))
+        contexts = tuple(attention.Context(*kv, *groups) for kv, groups in zip(shared, maps, strict=True))
         x = constrain(x, self.mesh, ("batch", "length", None))
         out, kv, cache = Attention(c, self.mesh, self.blocks, self.alone, name="attention")(
             RMSNorm(c, name="attention_norm")(x), cos, sin, mask, prefix, contexts, cache, layer
         )
         x = x + out
         h = RMSNorm(c, name="mlp_norm")(x)
-        for_up, *again = apart(h, 3, cache, self.mesh, self.alone)
-        again = again if self.alone else (None,) * 2
+        for_up, *for_lora = apart(h, 3, cache, self.mesh, self.alone)
+        for_lora = for_lora if self.alone else (None,) * 2
         if self.get_variable("params", "gate_up") is not None:
-            both = Linear(c, 2 * c.intermediate_size, ("embed", "mlp"), name="gate_up")(h, again[0])
+            both = Linear(c, 2 * c.intermediate_size, ("embed", "mlp"), name="gate_up")(h, for_lora[0])
             gate, up = jnp.split(both, 2, axis=-1)
         else:
-            gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, again[0])
-            up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, again[1])
+            gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, for_lora[0])
+            up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, for_lora[1])
         h = constrain(jax.nn.silu(gate) * up, self.mesh, ("batch", "length", "mlp"))
         last = apart(h, 1, cache, self.mesh, self.alone)[0] if self.alone else None
         x = x + Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
@@ -279,8 +279,8 @@ class Transformer(nn.Module):
         prefix = None if prefix is None else tuple(prefix)
         shared, maps = tuple((t.k, t.v) for t in contexts), tuple(tuple(t[2:]) for t in contexts)
         if isinstance(self.get_variable("params", "blocks"), tuple):
-            one = Block(c, self.mesh, collect, blocks, alone=True, parent=None)
-            (x, cache), kv = self._one_by_one(one, (x, cache), prefix, shared, (cos, sin, mask, maps))
+            unstacked = Block(c, self.mesh, collect, blocks, alone=True, parent=None)
+            (x, cache), kv = self._one_by_one(unstacked, (x, cache), prefix, shared, (cos, sin, mask, maps))
         else:
             (x, cache), kv = layers((x, cache), prefix, shared, jnp.arange(c.num_layers), cos, sin, mask, maps)
         hidden = self.final_norm(x)
@@ -294,10 +294,8 @@ class Transformer(nn.Module):
         """[B, L, H]. With `slices` each "fsdp" device looks all tokens up in its own part of H, and parts of tokens are
         exchanged: the table is not gathered, and its gradient is added up where it lies."""
         if not slices:  # one token a row, from weights that were gathered for many
-            return jnp.take(constrain(self.embedding, self.mesh, ("vocab", None)), tokens, axis=0).astype(
-                self.config.dtype
-            )
-        x = jnp.take(self.embedding, constrain(tokens, self.mesh, ("group", None)), axis=0).astype(self.config.dtype)
+            return lookup(constrain(self.embedding, self.mesh, ("vocab", None)), tokens).astype(self.config.dtype)
+        x = lookup(self.embedding, constrain(tokens, self.mesh, ("group", None))).astype(self.config.dtype)
         return constrain(constrain(x, self.mesh, ("group", "length", "embed")), self.mesh, ("batch", "length", None))
 
     def _one_by_one(self, block: Block, carry: Any, prefix: Any, shared: Any, rest: tuple) -> tuple[Any, Any]:
@@ -305,19 +303,19 @@ class Transformer(nn.Module):
         (x, cache), kvs = carry, []
         params, lora = self.get_variable("params", "blocks"), self.get_variable("lora", "blocks")
         single = cache is not None and isinstance(cache.kv.k, tuple)
-        kept: list[KeyValues] = []
+        written_caches: list[KeyValues] = []
         layer = lambda i: (prefix and tuple(t[i] for t in prefix), jax.tree.map(lambda t: t[i], shared))
         for i in range(self.config.num_layers):
             variables = {"params": params[i]} if lora is None else {"params": params[i], "lora": lora[i]}
-            own = cache._replace(kv=KeyValues(cache.kv.k[i], cache.kv.v[i])) if single else cache
-            (x, own), kv = block.apply(variables, (x, own), *layer(i), 0 if single else i, *rest)
+            layer_cache = cache._replace(kv=KeyValues(cache.kv.k[i], cache.kv.v[i])) if single else cache
+            (x, layer_cache), kv = block.apply(variables, (x, layer_cache), *layer(i), 0 if single else i, *rest)
             kvs.append(kv)
             if single:
-                kept.append(own.kv)
+                written_caches.append(layer_cache.kv)
             else:
-                cache = own
+                cache = layer_cache
         if single:
-            cache = cache._replace(kv=KeyValues(*zip(*kept)))
+            cache = cache._replace(kv=KeyValues(*zip(*written_caches)))
         return (x, cache), jax.tree.map(lambda *t: jnp.stack(t), *kvs)
 
     def unembed(self, hidden: jax.Array, head: tuple[jax.Array, jax.Array] | None = None) -> jax.Array:
@@ -326,8 +324,8 @@ class Transformer(nn.Module):
         Args:
           head: from `head`, made once for many calls.
         """
-        few = hidden.size <= products.FEW * hidden.shape[-1]
-        if head is None and few and (turned := self._turned_head()) is not None:
+        is_short = hidden.size <= products.FEW * hidden.shape[-1]
+        if head is None and is_short and (turned := self._turned_head()) is not None:
             return products.few_rows(hidden, turned.astype(hidden.dtype))
         return products.logits(hidden, *(head or self.head(hidden.dtype, gathered=True)))
 

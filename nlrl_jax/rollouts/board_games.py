@@ -104,49 +104,49 @@ def play_on(
       first: words of the agent's first moves, in place of its own; it must be the agent's turn everywhere.
     """
     num = len(agents)
-    read, forward = _programs(game, opponent)
+    describe, forward = _programs(game, opponent)
     index = {word: i for i, word in enumerate(game.actions)}
     key = jax.random.key(check_seed(seed))
     steps: list[list[Ply]] = [[] for _ in range(num)]
     before = viewer.views(positions)
     for ply in range(game.max_moves):
-        over, player, _ = jax.device_get(read(positions))
-        if over.all():
+        is_over, player, _ = jax.device_get(describe(positions))
+        if is_over.all():
             break
-        mine = ~over & (player == agents)
+        mine = ~is_over & (player == agents)
         rows, chosen = np.flatnonzero(mine), np.zeros(num, np.int32)
         if len(rows):
             words = first if first is not None and ply == 0 else act([before[r] for r in rows], seed + ply)
             chosen[rows] = [index[word] for word in words]
         positions, actions = forward(jax.random.fold_in(key, ply), positions, mine, chosen)
         after, actions = viewer.views(positions), np.asarray(actions)
-        for r in np.flatnonzero(~over):
+        for r in np.flatnonzero(~is_over):
             steps[r].append(Ply(before[r], game.actions[int(actions[r])], after[r]))
         before = after
-    over, _, returns = jax.device_get(read(positions))
+    is_over, _, returns = jax.device_get(describe(positions))
     return [
         Played(Line(tuple(s), bool(o), side_of(v, game.players)), game.players[a])
-        for s, o, v, a in zip(steps, over, returns, agents, strict=True)
+        for s, o, v, a in zip(steps, is_over, returns, agents, strict=True)
     ]
 
 
 @functools.lru_cache(maxsize=16)
 def _programs(game: BoardGame, opponent: Opponent) -> tuple[Callable, Callable]:
     """(terminal, player to move and returns of positions; the next ply), compiled once for a game and an opponent."""
-    read = jax.jit(jax.vmap(lambda p: (game.is_terminal(p), game.current_player(p), game.returns(p))))
+    describe = jax.jit(jax.vmap(lambda p: (game.is_terminal(p), game.current_player(p), game.returns(p))))
 
     @jax.jit
     def forward(key, positions, mine, chosen):
         actions = jnp.where(mine, chosen, opponent(key, positions))
         return advance(game, positions, actions), actions
 
-    return read, forward
+    return describe, forward
 
 
 def advance(game: BoardGame, positions: Any, actions: jax.Array) -> Any:
     """The positions [B, ...] after one move in every game that is not over."""
-    over = jax.vmap(game.is_terminal)(positions)
-    return where(over, positions, jax.vmap(game.step)(positions, actions))
+    is_over = jax.vmap(game.is_terminal)(positions)
+    return where(is_over, positions, jax.vmap(game.step)(positions, actions))
 
 
 def beginnings(game: BoardGame, num: int) -> Any:

@@ -61,14 +61,14 @@ def evaluate(
     obs, env_state = player.reset(key_reset, episodes)
 
     def step(carry):
-        t, env_state, obs, over, total, steps = carry
+        t, env_state, obs, done, total, steps = carry
         key_act, key_step = jax.random.split(jax.random.fold_in(key_play, t))
         action = player.act(key_act, obs, deterministic)
         action = guide(obs, action) if guide else action
         obs, env_state, reward, terminated = player.step(key_step, env_state, action)
-        total, steps = total + jnp.where(over, 0.0, reward), steps + ~over
-        over = over | terminated | player.truncated(env_state)
-        return t + 1, env_state, obs, over, total, steps
+        total, steps = total + jnp.where(done, 0.0, reward), steps + ~done
+        done = done | terminated | player.truncated(env_state)
+        return t + 1, env_state, obs, done, total, steps
 
     start = (0, env_state, obs, jnp.zeros(episodes, bool), jnp.zeros(episodes), jnp.zeros(episodes, jnp.int32))
     *_, total, steps = jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), step, start)
@@ -97,20 +97,20 @@ def record(player: Player, key: jax.Array, episodes: int, max_steps: int, determ
     obs, env_state = player.reset(key_reset, episodes)
 
     def step(carry, key):
-        env_state, obs, last_obs, over, terminated, steps = carry
+        env_state, obs, last_obs, done, terminated, steps = carry
         key_act, key_step = jax.random.split(key)
         action = player.act(key_act, obs, deterministic)
         next_obs, next_state, reward, ended = player.step(key_step, env_state, action)
-        kept = (env_state, obs, player.agent.to_env(action), jnp.where(over, 0.0, reward))
-        last_obs = where(over, last_obs, next_obs)
-        terminated, steps = terminated | (ended & ~over), steps + ~over
-        over = over | ended | player.truncated(next_state)
-        return (next_state, next_obs, last_obs, over, terminated, steps), kept
+        row = (env_state, obs, player.agent.to_env(action), jnp.where(done, 0.0, reward))
+        last_obs = where(done, last_obs, next_obs)
+        terminated, steps = terminated | (ended & ~done), steps + ~done
+        done = done | ended | player.truncated(next_state)
+        return (next_state, next_obs, last_obs, done, terminated, steps), row
 
     none = jnp.zeros(episodes, bool)
     start = (env_state, obs, obs, none, none, jnp.zeros(episodes, jnp.int32))
-    (_, _, last_obs, _, terminated, steps), kept = jax.lax.scan(step, start, jax.random.split(key_play, max_steps))
-    return Trajectories(*kept[:2], last_obs, *kept[2:], steps, terminated)
+    (_, _, last_obs, _, terminated, steps), rows = jax.lax.scan(step, start, jax.random.split(key_play, max_steps))
+    return Trajectories(*rows[:2], last_obs, *rows[2:], steps, terminated)
 
 
 def episodes_of(trajectories: Trajectories) -> list[ControlEpisode]:

@@ -119,8 +119,13 @@ def play(
         if not len(live):
             break
         repeated = t < len(done_before)
-        made = done_before[t] if repeated else decide([histories[i] for i in live], t)
-        move = Move(list(made.actions), list(made.notes), [list(row) for row in made.thoughts], list(made.thinking))
+        decisions = done_before[t] if repeated else decide([histories[i] for i in live], t)
+        move = Move(
+            list(decisions.actions),
+            list(decisions.notes),
+            [list(row) for row in decisions.thoughts],
+            list(decisions.thinking),
+        )
         if len(move.actions) != len(live):
             raise ValueError(
                 f"step {t} has {len(move.actions)} moves for {len(live)} episodes: they are of another run"

@@ -65,7 +65,7 @@ def play_games(
         return prompts, lengths, fields["legal"] > 0, scores, value_of(hidden)
 
     def turn(carry, key):
-        states, over, ended = carry
+        states, done, ended = carry
         key_act, key_game = jax.random.split(key)
         prompts, lengths, legal, scores, value = look(states)
         log_probs = move_log_probs(scores, legal, temperature or 1.0)
@@ -74,10 +74,10 @@ def play_games(
             jax.random.split(key_game, num), states, action, game.params
         )
         log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0]
-        reward, active = jnp.where(over, 0.0, reward), ~over
+        reward, active = jnp.where(done, 0.0, reward), ~done
         moves = Moves(prompts, lengths, legal, action, log_prob, value, reward, terminated & active, active)
         ended |= moves.terminated
-        return (where(over, states, after), over | ended | jax.vmap(game.truncated)(after), ended), moves
+        return (where(done, states, after), done | ended | jax.vmap(game.truncated)(after), ended), moves
 
     none = jnp.zeros((num,), bool)
     start = text_games.reset(game, key_reset, num), none, none

@@ -85,12 +85,12 @@ def play(
 
     def step(key, carry, action):
         """One environment step of every episode that is still running and has a valid action."""
-        states, terminated, steps, reward, taken = carry
+        states, terminated, steps, reward, slots = carry
         do = (action >= 0) & ~is_over(states, terminated, steps)
         _, after, r, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key, B), states, jnp.maximum(action, 0), game.params
         )
-        return where(do, after, states), terminated | (do & end), steps + do, reward + jnp.where(do, r, 0.0), taken + do
+        return where(do, after, states), terminated | (do & end), steps + do, reward + jnp.where(do, r, 0.0), slots + do
 
     def turn(carry, key):
         states, terminated, steps = carry
@@ -104,9 +104,9 @@ def play(
         for i in range(actions.shape[1]):
             invalid += (actions[:, i] < 0) & ~is_over(*carry[:3])
             carry = step(jax.random.fold_in(key_game, i), carry, actions[:, i])
-        states, terminated, steps, reward, taken = carry
+        states, terminated, steps, reward, slots = carry
         invalid = jnp.where(is_over(states, terminated, steps), invalid, decision.parsed.num_invalid)
-        return (states, terminated, steps), Turns(fields, decision, reward, taken, invalid, active)
+        return (states, terminated, steps), Turns(fields, decision, reward, slots, invalid, active)
 
     start = (states, jnp.zeros((B,), bool), jnp.zeros((B,), jnp.int32))
     shapes = jax.eval_shape(turn, start, key)[1]

@@ -78,7 +78,7 @@ class Played(NamedTuple):
     def begins(self, tokens: tuple[int, ...]) -> bool:
         """Whether all its prompts begin with these tokens and go on."""
         prompts = [reply.prompt for turn in self.turns for reply in turn.replies]
-        return all(one[: len(tokens)] == tokens and len(one) > len(tokens) for one in prompts)
+        return all(prompt[: len(tokens)] == tokens and len(prompt) > len(tokens) for prompt in prompts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,10 +144,10 @@ class Player:
         dropped = -(-(n - last) // DROP) * DROP if 0 < last < n else 0
         while True:
             dropped = min(dropped, n)
-            head, kept = self.head(history, dropped), steps[dropped:]
-            size = len(head) + sum(map(len, kept))
+            head, recent = self.head(history, dropped), steps[dropped:]
+            size = len(head) + sum(map(len, recent))
             if size + self.reserve <= self.room:
-                return head + tuple(token for step in kept for token in step)
+                return head + tuple(token for step in recent for token in step)
             if dropped == n:
                 raise ValueError(
                     f"{self.dialogue.contents} take {size} tokens, and a turn up to {self.reserve} more; the model's "
@@ -158,30 +158,30 @@ class Player:
     def _advice(self, history: History, size: int) -> str:
         last = History(history.goal, _observation(history, len(history.steps)))
         lines = 2 if self.dialogue.label else 1
-        written = lines * self.sampling.max_tokens
-        size += self.reserve - written
-        return room_advice(self.dialogue, last, size, self.room, written, "--max_tokens to {}", lines)
+        new_tokens = lines * self.sampling.max_tokens
+        size += self.reserve - new_tokens
+        return room_advice(self.dialogue, last, size, self.room, new_tokens, "--max_tokens to {}", lines)
 
     def beginning(self) -> tuple[int, ...]:
         """The tokens that prompts of all tasks begin with: instructions and examples."""
-        one, other = (self.head(History(goal, "")) for goal in ("a", "Z"))
-        same = next(i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
-        return one[: max(same - 2, 0)]  # a goal may join the tokens right before it
+        first, second = (self.head(History(goal, "")) for goal in ("a", "Z"))
+        same = next(i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+        return first[: max(same - 2, 0)]  # a goal may join the tokens right before it
 
-    def line(self, written: Written) -> str:
+    def line(self, reply: Written) -> str:
         """The first line of what was written, without blanks around it."""
-        return self._text(written).partition("\n")[0].strip()
+        return self._text(reply).partition("\n")[0].strip()
 
-    def after(self, written: Written, text: str) -> tuple[int, ...]:
+    def after(self, reply: Written, text: str) -> tuple[int, ...]:
         """What a transcript continues with: the line that was written, its newline, and a text."""
-        ends = self.model.tokenizer.eos_ids
-        own = written.tokens[:-1] if written.tokens and written.tokens[-1] in ends else written.tokens
+        end_ids = self.model.tokenizer.eos_ids
+        tokens = reply.tokens[:-1] if reply.tokens and reply.tokens[-1] in end_ids else reply.tokens
         text = self.model.tokenizer.as_content(text)
-        return own + self.encode(text if "\n" in self._text(written) else f"\n{text}")
+        return tokens + self.encode(text if "\n" in self._text(reply) else f"\n{text}")
 
-    def _text(self, written: Written) -> str:
-        ends = self.model.tokenizer.eos_ids
-        return self.model.tokenizer.decode([token for token in written.tokens if token not in ends])
+    def _text(self, reply: Written) -> str:
+        end_ids = self.model.tokenizer.eos_ids
+        return self.model.tokenizer.decode([token for token in reply.tokens if token not in end_ids])
 
 
 def play(
@@ -214,8 +214,8 @@ def play(
     seeds = np.random.default_rng(seed)
 
     def write(prompts: list[tuple[int, ...]], role: str) -> list[Reply]:
-        written = player.model.write(prompts, player.sampling, role, int(seeds.integers(2**32)), ("\n",))
-        return [Reply(*pair) for pair in zip(prompts, written, strict=True)]
+        outputs = player.model.write(prompts, player.sampling, role, int(seeds.integers(2**32)), ("\n",))
+        return [Reply(*pair) for pair in zip(prompts, outputs, strict=True)]
 
     def decide(histories: Sequence[History], t: int) -> host_games.Move:
         numbers = [history.task[2] for history in histories]
@@ -224,20 +224,22 @@ def play(
                 text = f"Observation: {marked(_observation(history, t))}\n{player._begin}"
                 steps[i].append(_thought(player, replies[i][-1]) + player.after(replies[i][-1][-1].written, text))
         prompts = [player.prompt(history, steps[i]) for i, history in zip(numbers, histories, strict=True)]
-        said = [()] * len(prompts)
+        turn_replies = [()] * len(prompts)
         if player.dialogue.label:
-            said = [(reply,) for reply in write(prompts, "thought")]
-            prompts = [reply.prompt + player.after(reply.written, "Action:") for (reply,) in said]
-        said = [(*before, reply) for before, reply in zip(said, write(prompts, "action"), strict=True)]
-        for i, own in zip(numbers, said, strict=True):
-            replies[i].append(own)
-        lines = [player.line(own[-1].written) for own in said]
-        read = [read_action(line, game.actions) for line in lines]
-        for i, (_, problem) in zip(numbers, read, strict=True):
+            turn_replies = [(reply,) for reply in write(prompts, "thought")]
+            prompts = [reply.prompt + player.after(reply.written, "Action:") for (reply,) in turn_replies]
+        turn_replies = [(*before, reply) for before, reply in zip(turn_replies, write(prompts, "action"), strict=True)]
+        for i, game_replies in zip(numbers, turn_replies, strict=True):
+            replies[i].append(game_replies)
+        lines = [player.line(game_replies[-1].written) for game_replies in turn_replies]
+        parsed = [read_action(line, game.actions) for line in lines]
+        for i, (_, problem) in zip(numbers, parsed, strict=True):
             unread[i] = bool(problem)
-        actions = [action or line or "nothing" for (action, _), line in zip(read, lines, strict=True)]
-        notes = [player.line(own[0].written) if len(own) > 1 else "" for own in said]
-        return host_games.Move(actions, notes, [[]] * len(said), [{"problem": problem} for _, problem in read])
+        actions = [action or line or "nothing" for (action, _), line in zip(parsed, lines, strict=True)]
+        notes = [player.line(game_replies[0].written) if len(game_replies) > 1 else "" for game_replies in turn_replies]
+        return host_games.Move(
+            actions, notes, [[]] * len(turn_replies), [{"problem": problem} for _, problem in parsed]
+        )
 
     def rule(history: History, outcome: Outcome) -> Outcome:
         i, t = history.task[2], len(history.steps) + 1
@@ -257,12 +259,12 @@ def play(
     numbered = dataclasses.replace(game, reset=lambda tasks: game.reset([task[:2] for task in tasks]))
     named = [(*task, i) for i, task in enumerate(tasks)]
     episodes = host_games.play(numbered, decide, named, rule=rule, pictured=pictured)
-    return [_played(*one) for one in zip(episodes, replies, invalid, forfeits, strict=True)]
+    return [_played(*parts) for parts in zip(episodes, replies, invalid, forfeits, strict=True)]
 
 
-def _thought(player: Player, said: tuple[Reply, ...]) -> tuple[int, ...]:
+def _thought(player: Player, replies: tuple[Reply, ...]) -> tuple[int, ...]:
     """The tokens of a turn before its action: a thought and the beginning of the next line."""
-    return player.after(said[0].written, "Action:") if len(said) > 1 else ()
+    return player.after(replies[0].written, "Action:") if len(replies) > 1 else ()
 
 
 def _observation(history: History, number: int) -> str:
@@ -276,11 +278,11 @@ def _played(
     turns = tuple(
         Turn(
             _observation(episode.history, t),
-            own,
+            turn_replies,
             episode.history.steps[t].action,
             episode.rewards[t],
             invalid[t],
         )
-        for t, own in enumerate(replies)
+        for t, turn_replies in enumerate(replies)
     )
     return Played(dataclasses.replace(episode, task=episode.task[:2]), turns, forfeit)

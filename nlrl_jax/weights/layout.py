@@ -158,16 +158,21 @@ def assemble(
     tree = {}
     for path, shape in shapes(config, collection).items():
         if paths is None or path in paths:
-            tree[path] = _build(fetch, path, shape, placement[path], dtype)
+            tree[path] = _build(fetch, path, shape, placement[path], dtype, committed=mesh is not None)
     return unflatten_dict(tree)
 
 
-def _build(fetch: Fetch, path: Path, shape: tuple[int, ...], sharding: Any, dtype: Any) -> jax.Array:
-    """One parameter; a large one is filled where it lies, a few layers, or rows of the file's tensor, at a time."""
+def _build(fetch: Fetch, path: Path, shape: tuple[int, ...], sharding: Any, dtype: Any, committed: bool) -> jax.Array:
+    """One parameter; a large one is filled where it lies, a few layers, or rows of the file's tensor, at a time.
+
+    Not `committed`, it lies on the default device, but goes to any other that it is used with: an optimizer's fresh
+    state or tokens on a mesh.
+    """
     axis = _rows_axis(path, shape) if not stacked(path) else 0
     size = max(1, PIECE_BYTES * shape[axis] // (math.prod(shape) * dtype.itemsize))
     if size >= shape[axis] or sharding.shard_shape(shape)[axis] < shape[axis]:
-        return _piece(fetch, path, shape, sharding, dtype)
+        return _piece(fetch, path, shape, sharding if committed else None, dtype)
+    sharding = sharding if committed else None
     whole = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=sharding)(shape, dtype)
     fill = jax.jit(_fill, static_argnums=3, donate_argnums=0, out_shardings=sharding)
     for first in range(0, shape[axis], size):
@@ -203,7 +208,10 @@ def _piece(
     offset: tuple[int, int] = (0, 0),
     seen_as: Any = None,
 ) -> jax.Array:
-    """A parameter, or a piece of it from `offset` (axis, first) on, its bytes `seen_as` another dtype."""
+    """A parameter, or a piece of it from `offset` (axis, first) on, its bytes `seen_as` another dtype.
+
+    It lies as `sharding` says, or uncommitted on the default device where that is None.
+    """
     cut: dict[tuple, np.ndarray] = {}  # replicas of a slice are read once
     axis, first = offset
 
@@ -214,6 +222,8 @@ def _piece(
             cut[key] = _read(fetch, path, key, dtype).view(seen_as or dtype)
         return cut[key]
 
+    if sharding is None:
+        return jnp.array(read((slice(None),) * len(shape)))
     return jax.make_array_from_callback(shape, sharding, read)
 
 

@@ -39,9 +39,9 @@ def decide(
     texts = caller.lines(POLICY, [dialogue.chat(history, "Action:") for history in thought])
     picked = []
     for text in texts:
-        found = _TAGS.search(text) if tagged else None
-        action, problem = read_action(found[1] if found else text, actions)
-        if tagged and not found:
+        match = _TAGS.search(text) if tagged else None
+        action, problem = read_action(match[1] if match else text, actions)
+        if tagged and not match:
             action, problem = "", "no tags"
         caller.count(POLICY, problem)
         picked.append(action or ("" if tagged else text[:SHOWN]) or "nothing")

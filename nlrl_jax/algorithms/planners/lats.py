@@ -186,7 +186,7 @@ def plan(
         step = lambda states, actions: _imagine(caller, states, actions)
         _search(caller, dataclasses.replace(game, step=step, score=""), searches, config)
     else:
-        searches = [_Search(_Node(start.state, one)) for start, one in zip(starts, histories, strict=True)]
+        searches = [_Search(_Node(start.state, history)) for start, history in zip(starts, histories, strict=True)]
         _search(caller, game, searches, config)
     return _play(caller, game, [start.state for start in starts], histories, searches)
 
@@ -204,18 +204,18 @@ def _search(caller: Caller, game: HostGame, searches: Sequence[_Search], config:
     """Grows the trees until each is over or its iterations are spent."""
     limit = min(config.depth, game.max_steps)
     for _ in range(config.iterations):
-        open_ = [one for one in searches if not one.over]
+        open_ = [search for search in searches if not search.over]
         if not open_:
             break
-        last = _simulate(caller, game, open_, [one.select(config.weight) for one in open_], limit)
+        last = _simulate(caller, game, open_, [search.select(config.weight) for search in open_], limit)
         for node in last:
             _back_up(node)
-        failed = [(one, node) for one, node in zip(open_, last, strict=True) if node.done and not node.success]
-        shown = caller.trim([one.shown(node.history) for one, node in failed], 1)
-        texts = caller.lines(NOTE, [caller.dialogue.chat(history, REFLECT) for history in shown])
-        for (one, _), text in zip(failed, texts, strict=True):
-            if text and text not in one.reflections:
-                one.reflections.append(text)
+        failed = [(search, node) for search, node in zip(open_, last, strict=True) if node.done and not node.success]
+        trimmed = caller.trim([search.shown(node.history) for search, node in failed], 1)
+        texts = caller.lines(NOTE, [caller.dialogue.chat(history, REFLECT) for history in trimmed])
+        for (search, _), text in zip(failed, texts, strict=True):
+            if text and text not in search.reflections:
+                search.reflections.append(text)
 
 
 def _simulate(
@@ -234,12 +234,12 @@ def _simulate(
 def _expand(caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: Sequence[_Node], limit: int) -> None:
     """Gives each node its children, with their values."""
     caller.seed += 1
-    shown = caller.trim([one.shown(node.history) for one, node in zip(searches, nodes, strict=True)], 1)
-    candidates = propose(caller, shown, game.actions)
-    pairs = [(one, node, a) for one, node, c in zip(searches, nodes, candidates, strict=True) for a in c.actions]
+    trimmed = caller.trim([search.shown(node.history) for search, node in zip(searches, nodes, strict=True)], 1)
+    candidates = propose(caller, trimmed, game.actions)
+    pairs = [(search, node, a) for search, node, c in zip(searches, nodes, candidates, strict=True) for a in c.actions]
     outcomes = game.step([node.state for _, node, _ in pairs], [action for _, _, action in pairs])
     unknown = []
-    for (one, node, action), outcome in zip(pairs, outcomes, strict=True):
+    for (search, node, action), outcome in zip(pairs, outcomes, strict=True):
         history = node.history.then(Step(action, outcome.observation))
         done = outcome.done or node.depth + 1 == game.max_steps
         reward = node.reward + outcome.reward if game.score else float(outcome.success)
@@ -248,19 +248,19 @@ def _expand(caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: 
         node.children.append(child)
         if done:
             child.value = reward
-            one.ends.append(child)
+            search.ends.append(child)
         else:
-            unknown.append((one, child))
-    shown = caller.trim([one.shown(child.history) for one, child in unknown], 1)
-    texts = caller.lines(CRITIC, [caller.dialogue.chat(history, "Value:") for history in shown])
-    for (one, child), text in zip(unknown, texts, strict=True):
+            unknown.append((search, child))
+    trimmed = caller.trim([search.shown(child.history) for search, child in unknown], 1)
+    texts = caller.lines(CRITIC, [caller.dialogue.chat(history, "Value:") for history in trimmed])
+    for (search, child), text in zip(unknown, texts, strict=True):
         number = read_share(text)
         caller.count(CRITIC, "" if number is not None else "no number")
         child.value = number or 0.0
-        if one.imagined and child.value == 1:
+        if search.imagined and child.value == 1:
             child.done = child.success = child.closed = True
             child.reward = 1.0
-            one.ends.append(child)
+            search.ends.append(child)
 
 
 def _back_up(last: _Node) -> None:
@@ -278,8 +278,8 @@ def _play(
 ) -> Plans:
     """Plays the best trajectories, and greedily on where they are over before the game is."""
     planned, thinking = [], []
-    for one in searches:
-        node, records = one.best(), []
+    for search in searches:
+        node, records = search.best(), []
         planned.append([step.action for step in node.history.steps])
         while node.parent is not None:
             node = node.parent
@@ -291,8 +291,8 @@ def _play(
         if not going:
             break
         free = [i for i in going if t >= len(planned[i])]
-        shown = caller.trim([searches[i].shown(histories[i]) for i in free], 1)
-        for i, action in zip(free, next_actions(caller, shown, game.actions, caller.seed + t), strict=True):
+        trimmed = caller.trim([searches[i].shown(histories[i]) for i in free], 1)
+        for i, action in zip(free, next_actions(caller, trimmed, game.actions, caller.seed + t), strict=True):
             planned[i].append(action)
             thinking[i].append({"candidates": [action]})
         actions = [planned[i][t] for i in going]
@@ -301,5 +301,5 @@ def _play(
             states[i], histories[i] = outcome.state, histories[i].then(Step(action, outcome.observation))
         going = [i for i, outcome in zip(going, outcomes, strict=True) if not outcome.done]
     actions = [[step.action for step in history.steps] for history in histories]
-    thinking = [records[: len(own)] for records, own in zip(thinking, actions, strict=True)]
+    thinking = [records[: len(played_actions)] for records, played_actions in zip(thinking, actions, strict=True)]
     return Plans(actions, thinking, caller.problems, caller.calls)

@@ -62,17 +62,22 @@ class Planner(NamedTuple):
         caller = Caller(model, dialogue, config, seed)
         short = caller.trim(histories)
         candidates = propose(caller, short, actions)
-        firsts = [action for one in candidates for action in one.actions]
-        starts = [history for history, one in zip(short, candidates, strict=True) for _ in one.actions]
+        firsts = [action for proposal in candidates for action in proposal.actions]
+        starts = [history for history, proposal in zip(short, candidates, strict=True) for _ in proposal.actions]
         rollouts = imagine(caller, starts, firsts, actions, done, outcome=self.outcome, note=self.note)
         futures = [leaves[0] for leaves in rollouts]
-        values = iter(self.value(caller, futures, [p for one in candidates for p in one.log_prior]))
+        values = iter(self.value(caller, futures, [p for proposal in candidates for p in proposal.log_prior]))
         leaves, picked, thinking = iter(futures), [], []
-        for one in candidates:
-            q = [float(next(values)) for _ in one.actions]
-            own = [[[list(step) for step in next(leaves).imagined]] for _ in one.actions]
-            picked.append(one.actions[int(np.argmax(q))])  # the likeliest comes first
-            record = {"candidates": list(one.actions), "log_prior": list(one.log_prior), "q": q, "futures": own}
+        for proposal in candidates:
+            q = [float(next(values)) for _ in proposal.actions]
+            imagined = [[[list(step) for step in next(leaves).imagined]] for _ in proposal.actions]
+            picked.append(proposal.actions[int(np.argmax(q))])  # the likeliest comes first
+            record = {
+                "candidates": list(proposal.actions),
+                "log_prior": list(proposal.log_prior),
+                "q": q,
+                "futures": imagined,
+            }
             thinking.append(record)
         notes = [history.last_note for history in short]
         return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)

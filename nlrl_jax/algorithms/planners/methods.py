@@ -49,12 +49,12 @@ class Method:
         | None
     ) = None
 
-    def dialogue(self, rules: str, compact: bool, **more) -> Dialogue:
+    def dialogue(self, rules: str, compact: bool, **options) -> Dialogue:
         """The dialogue about a game that this method holds. Arguments: see `Dialogue.of`."""
         rules = f"{rules}\n{direct.FORM}" if self.tagged else rules
-        made = Dialogue.of(rules, self.label, compact, self.thinks, **more)
-        made = made if self.notes else dataclasses.replace(made, label="")
-        return offline.acting(OfflineConfig("decision_transformer"), made) if self.returns else made
+        dialogue = Dialogue.of(rules, self.label, compact, self.thinks, **options)
+        dialogue = dialogue if self.notes else dataclasses.replace(dialogue, label="")
+        return offline.acting(OfflineConfig("decision_transformer"), dialogue) if self.returns else dialogue
 
 
 def _planner(decide):

@@ -97,8 +97,8 @@ def traced(rewards: jax.Array, discount: float, trace_decay: float, ends: jax.Ar
     """
 
     def back(later, step):
-        reward, over = step
-        total = reward + jnp.where(over, 0.0, discount * trace_decay) * later
+        reward, end = step
+        total = reward + jnp.where(end, 0.0, discount * trace_decay) * later
         return total, total
 
     return jax.lax.scan(back, jnp.zeros_like(rewards[0]), (rewards, ends), reverse=True)[1]
@@ -142,8 +142,8 @@ def meta_loss(
 
     Returns: (loss, ((params, opt_state) after the step, the metrics of the step's loss)).
     """
-    more = added(lir_params["reward"])
-    mixed = {**batch, "advantages": batch["base"] + more, "targets": batch["base_targets"] + more}
+    intrinsic = added(lir_params["reward"])
+    mixed = {**batch, "advantages": batch["base"] + intrinsic, "targets": batch["base_targets"] + intrinsic}
     grads, metrics = jax.grad(lambda p: mixed_loss(agent, config, p, moments, mixed), has_aux=True)(params)
     after = adam_step(config, params, opt_state, grads)
     policy_loss = _policy_loss(agent, config.clip, after[0], moments, batch, batch["extrinsic"])[0]
@@ -178,8 +178,8 @@ def make_update(
         flat = lambda x: x.reshape(N, *x.shape[2:])
         # With r_in = 0 the advantages of the mixed critic; r_in comes in where it can be differentiated.
         base, base_targets = ppo.advantages_of(agent, config, state.params, moments, steps, rewards)
-        own = {**state.params, "critic": state.aux.params["critic"]}
-        extrinsic, extrinsic_targets = ppo.advantages_of(agent, config, own, moments, steps, rewards)
+        agent_params = {**state.params, "critic": state.aux.params["critic"]}
+        extrinsic, extrinsic_targets = ppo.advantages_of(agent, config, agent_params, moments, steps, rewards)
         obs, action = flat(steps.obs), flat(steps.action)
         x = reward_input(agent, moments, obs, action)
         data = {
@@ -207,7 +207,7 @@ def make_update(
             )(lir.params)
             updates, lir_opt_state = tx.update(grads, lir.opt_state, lir.params)
             lir = LIRState(optax.apply_updates(lir.params, updates), lir_opt_state)
-            metrics = {**metrics, "extrinsic_loss": loss, "reward_grad_norm": optax.global_norm(grads["reward"])}
+            metrics = {**metrics, "extrinsic_loss": loss, "reward_grad_norm": optax.tree.norm(grads["reward"])}
             return (params, opt_state, lir), metrics
 
         orders = jax.vmap(lambda k: jax.random.permutation(k, N))(jax.random.split(key_learn, config.epochs))

@@ -95,9 +95,9 @@ def refine_from(env: Any, env_params: Any, config: PPOConfig, base: PPOState, ke
     shapes = lambda tree: [
         (jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
-    wanted, given = shapes((state.params, state.obs_moments)), shapes((base.params, base.obs_moments))
-    if wanted != given:
-        wrong = next((pair for pair in zip(given, wanted) if pair[0] != pair[1]), (given[-1], wanted[-1]))
+    expected, actual = shapes((state.params, state.obs_moments)), shapes((base.params, base.obs_moments))
+    if expected != actual:
+        wrong = next((pair for pair in zip(actual, expected) if pair[0] != pair[1]), (actual[-1], expected[-1]))
         raise ValueError(
             f"the base agent does not fit this game: it has {wrong[0]}, the game and config want {wrong[1]}"
         )

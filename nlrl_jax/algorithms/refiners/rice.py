@@ -81,9 +81,9 @@ def hooks(probability: float = 0.5, config: RNDConfig = _RND) -> Hooks:
 
     def reset(aux, key, obs, env_state):
         key_kind, key_which = jax.random.split(key)
-        which = jax.random.randint(key_which, (), 0, aux.obs.shape[0])
+        index = jax.random.randint(key_which, (), 0, aux.obs.shape[0])
         critical = jax.random.bernoulli(key_kind, probability)
-        stored = jax.tree.map(lambda x: x[which], (aux.obs, aux.env_state))
+        stored = jax.tree.map(lambda x: x[index], (aux.obs, aux.env_state))
         return jax.tree.map(lambda new, old: jnp.where(critical, new, old), stored, (obs, env_state))
 
     def bonus(aux, steps, obs_moments):

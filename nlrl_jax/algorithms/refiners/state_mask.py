@@ -177,7 +177,8 @@ def critical_share(weight: jax.Array, steps: jax.Array, share: float) -> jax.Arr
     order = jnp.argsort(-_counted(weight, steps), axis=0)
     rank = jnp.argsort(order, axis=0)
     # A hundredth of a step must not count as a whole one because 0.1 x 10 is not quite 1.
-    return rank < jnp.minimum(jnp.ceil(share * steps - 1e-3), steps)
+    steps = steps.astype(weight.dtype)
+    return rank.astype(weight.dtype) < jnp.minimum(jnp.ceil(share * steps - 1e-3), steps)
 
 
 def _counted(weight, steps):
