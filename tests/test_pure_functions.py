@@ -6,6 +6,9 @@ A new public function without a row in `CASES` fails `test_every_public_function
 
 import contextlib
 import functools
+import importlib
+import inspect
+import pkgutil
 from typing import Any, NamedTuple
 
 import jax
