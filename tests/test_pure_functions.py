@@ -235,8 +235,8 @@ def test_every_public_function_of_arrays_has_a_row():
     for name in MODULES:
         functions |= public_functions(importlib.import_module(f"nlrl_jax.{name}"))
     for info in pkgutil.walk_packages(algorithms.__path__, f"{algorithms.__name__}."):
-        found = public_functions(importlib.import_module(info.name))
-        functions |= {name: function for name, function in found.items() if takes_arrays_alone(function)}
+        of_module = public_functions(importlib.import_module(info.name))
+        functions |= {name: function for name, function in of_module.items() if takes_arrays_alone(function)}
     functions |= {name: function for name, function in public_functions(arrays).items() if takes_arrays_alone(function)}
     rows = {name.partition(",")[0] for name in CASES}
     assert not sorted(functions.keys() - rows - OTHERS.keys()), "give these a row in CASES"

@@ -65,6 +65,7 @@ class Conv3x3(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         _, H, W, _ = x.shape
+        # [B, H, W, 9 C]: each cell with its neighbours, so that one product with [9 C, features] is the convolution.
         padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
         shifted = [padded[:, i : i + H, j : j + W] for i in range(3) for j in range(3)]
         return nn.Dense(self.features, kernel_init=nn.initializers.he_normal())(jnp.concatenate(shifted, axis=-1))
@@ -124,6 +125,7 @@ class DQNState:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
+# Without its learning rate, which is a number of the state: a sweep stacks states of several rates.
 _adam = optax.scale_by_adam()
 
 
@@ -200,6 +202,7 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
     def play(state, key):
         """One epsilon-greedy move in each game, stored; an episode that is over is replaced by a new one."""
         key_explore, key_random, key_step, key_reset = jax.random.split(key, 4)
+        # Epsilon falls linearly over environment steps, of which there are n a move.
         span = config.epsilon_start - config.epsilon_end
         epsilon = jnp.maximum(
             config.epsilon_start - span * state.played * n / state.epsilon_decay_steps, config.epsilon_end
@@ -211,6 +214,7 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
             jax.random.split(key_step, n), state.env_state, action, env_params
         )
         obs = obs.astype(jnp.uint8)
+        # The ring's size is a multiple of n, so that a write never runs over its end.
         start = state.played * n % config.buffer_size
         store = lambda ring, new: jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), start, axis=0)
         buffer = jax.tree.map(store, state.buffer, Transitions(state.obs, action, reward, obs, terminated))
@@ -228,6 +232,7 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
 
     def loss_of(params, state, batch):
         """Huber loss of r + gamma max_a Q_target(s', a) - Q(s, a); nothing follows a terminal state."""
+        # max_a' Q_target(s', a'); an episode that was only cut off still has a future.
         following = jnp.max(q_of(state.target, batch.next_obs), axis=-1)
         target = batch.reward + state.discount * jnp.where(batch.terminated, 0.0, following)
         q = jnp.take_along_axis(q_of(params, batch.obs), batch.action[:, None], axis=-1)[:, 0]
@@ -241,6 +246,7 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
         (loss, q), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params, state, batch)
         updates, opt_state = _adam.update(grads, state.opt_state)
         params = jax.tree.map(lambda p, u: p - state.learning_rate * u, state.params, updates)
+        # The step is computed in any case, and thrown away: under `vmap` a `cond` would compute both branches as well.
         ready = filled >= config.learning_starts
         keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, old)
         params, opt_state = keep(params, state.params), keep(opt_state, state.opt_state)
@@ -251,6 +257,7 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
         return state, {"loss": jnp.where(ready, loss, 0.0), "q": q}
 
     def step(state, _):
+        # All randomness is of (seed, step), so that chunks of any length make the same run.
         key = jax.random.fold_in(jax.random.key(state.seed), state.played)
         key_play, key_learn = jax.random.split(key)
         state, played = play(state, key_play)

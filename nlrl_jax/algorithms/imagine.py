@@ -128,6 +128,7 @@ class Caller:
         if not chats:
             return []
         self.calls[role] += sum(map(len, texts))
+        # The mean is the prior's alone: Q compares whole words, whose lengths must count.
         mean = self.config.prior == "mean" and role == POLICY
         if self.room:
             longest = [max(map(self.dialogue.count, row)) for row in texts]
@@ -135,6 +136,7 @@ class Caller:
         rows = self.model.score(chats, texts, role)
         self.count(role, OUTSIDE, sum(score.bounded for row in rows for score in row))
         self.count(role, PARTLY, sum(score.partial for row in rows for score in row))
+        # All scores in one list, to count and bound them, then dealt out to their texts again.
         finite = iter(self.finite(role, [score.log_prob for row in rows for score in row]))
         return [[next(finite) / (max(score.tokens, 1) if mean else 1) for score in row] for row in rows]
 
@@ -236,6 +238,7 @@ def propose(
         log_prior = caller.log_probs(POLICY, chats, [[f" {action}" for action in row] for row in options])
     result = []
     for row, values in zip(options, log_prior, strict=True):
+        # Stable: of equally likely actions the list's own order decides, on every machine.
         order = np.argsort(-np.asarray(values), kind="stable")[: number or config.candidates]
         result.append(Candidates(tuple(row[i] for i in order), tuple(float(values[i]) for i in order)))
     return result
@@ -257,6 +260,7 @@ def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], lis
             caller.count(POLICY, problem)
             if action and action not in excluded:
                 drawn.setdefault(action, []).append(reply)
+        # The most frequent first; `sorted` is stable, so equals stay in the order of their first draw.
         rows = sorted(drawn.items(), key=lambda row: -len(row[1]))
         if not rows:
             rest = [action for action in actions if action not in excluded]
@@ -270,10 +274,12 @@ def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], lis
             texts = [
                 {reply.text.strip(): finite(reply) for reply in replies_of_game}.values() for _, replies_of_game in rows
             ]
+            # log of the sum over spellings (" Go left", "go left") of one action.
             add = max if mean else np.logaddexp.reduce
             log_priors.append([float(add([np.mean(t) if mean else np.sum(t) for t in row])) for row in texts])
         else:
             numbers = np.array([len(replies_of_game) for _, replies_of_game in rows])
+            # Without log-probabilities: the share of the draws.
             log_priors.append(list(np.log(numbers) - np.log(numbers.sum())))
     return options, log_priors
 
@@ -304,6 +310,7 @@ def imagine(
     leaves: list[list[Future]] = [[] for _ in histories]
     open_ = [(i, Future(history), action) for i, (history, action) in enumerate(zip(histories, firsts, strict=True))]
     for depth in range(config.depth):
+        # 1. The world model writes what each action leads to.
         trimmed = [dialogue.trim(future.history, config.reserve(caller.room)).history for _, future, _ in open_]
         chats = [
             dialogue.chat(history, f"Action: {action}\nObservation:")
@@ -317,7 +324,9 @@ def imagine(
             history.then(Step(action, text))
             for history, (_, _, action), text in zip(trimmed, open_, observations, strict=True)
         ]
+        # 2. A note on it, such as a reflection.
         grown = write_notes(caller, grown, note) if observed else grown
+        # 3. Futures that stop here become leaves.
         going = []
         for (i, future, _), history in zip(open_, grown, strict=True):
             step = history.steps[-1]
@@ -329,6 +338,7 @@ def imagine(
                 going.append((i, future))
         if not going:
             break
+        # 4. The next action of the others, or several: then the future branches.
         histories = [future.history for _, future in going]
         if branch > 1:
             chosen = [list(proposal.actions) for proposal in propose(caller, histories, actions, number=branch)]

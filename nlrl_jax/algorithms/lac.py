@@ -151,20 +151,22 @@ def decide(
             f"critic is {config.critic!r}, which needs log-probabilities that this model does not give; "
             "choose --critic direct"
         )
+    # 1. The history, without its oldest steps where they do not fit.
     caller = Caller(model, dialogue, config.planning, seed)
     reflected = caller.trim(histories, lines_ahead(config, dialogue.label))
-    # c_t, the reflection on a_{t-1} (a thought may also come first)
+    # 2. c_t, the reflection on a_{t-1} (a thought may also come first)
     due = [i for i, h in enumerate(reflected) if h.steps or dialogue.label == "Thought"]
     for i, history in zip(due, write_notes(caller, [reflected[i] for i in due]), strict=True):
         reflected[i] = history
-    # a^1 .. a^n ~ pi(. | g, h_t, c_t)
+    # 3. a^1 .. a^n ~ pi(. | g, h_t, c_t)
     candidates = propose(caller, reflected, actions)
     if config.rule == "prior":
         judged = [np.zeros((len(proposal.actions), 1)) for proposal in candidates]
         futures: list[list[list[Future]]] = [[] for _ in candidates]
     else:
-        # Q(a^i) after an imagined rollout u^i
+        # 4. Q(a^i) after an imagined rollout u^i
         judged, futures = evaluate(caller, reflected, candidates, actions, config)
+        # Other candidates for the games whose best Q is not above 0, as long as their list has any left.
         for _ in range(config.resample):
             bad = [i for i, rows in enumerate(judged) if rows[:, 0].max() <= 0 and 0 < len(actions) > len(rows)]
             if not bad:
@@ -177,7 +179,7 @@ def decide(
                 candidates[i] = Candidates(candidates[i].actions + new.actions, candidates[i].log_prior + new.log_prior)
                 judged[i] = np.concatenate([judged[i], more_judged[k]])
                 futures[i] = futures[i] + more_futures[k]
-    # a_t = argmax pi(a^i) exp(Q(a^i) / alpha)
+    # 5. a_t = argmax pi(a^i) exp(Q(a^i) / alpha)
     q = [rows[:, 0] for rows in judged]
     improved = _improve(candidates, q, config)
     chosen = [int(np.argmax(q[i] if config.rule == "critic" else improved[i])) for i in range(len(q))]
@@ -226,7 +228,9 @@ def evaluate(
     else:  # without rollout: the critic speaks right after the action
         rollouts = [[] for _ in pairs]
         chats = [[_judged(dialogue, histories[i], f"Action: {action}\n", config)] for i, action in pairs]
+    # One call for the leaves of all candidates of all games; the values are dealt out again in the same order.
     values = iter(critic(caller, [chat for row in chats for chat in row], config))
+    # Tuples compare by Q first, so that the maximum is the row of the best leaf.
     best, leaves = iter([max(next(values) for _ in row) for row in chats]), iter(rollouts)
     judged = [np.array([next(best) for _ in proposal.actions]) for proposal in candidates]
     return judged, [[next(leaves) for _ in proposal.actions] for proposal in candidates]
@@ -250,12 +254,14 @@ def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[tuple[flo
         for text in caller.lines(CRITIC, chats):
             p = read_share(text)
             caller.count(CRITIC, "" if p is not None else "no number")
+            # Q = logit(p); an unread number is 0.5, which neither helps nor harms.
             p = 0.5 if p is None else min(max(p, _FLOOR), 1 - _FLOOR)
             values.append((math.log(p / (1 - p)),))
         return values
     good, bad = config.pair()
     rows = word_log_probs = caller.log_probs(CRITIC, chats, [(f" {good}", f" {bad}")] * len(chats))
     if config.floor:
+        # log(p + floor), without leaving log space.
         rows = np.logaddexp(np.reshape(rows, (-1, 2)), math.log(config.floor)).tolist()
     value = lambda good, bad: good if config.critic == "positive" else 0.0 if good == bad else good - bad
     return [(value(*row), *words) for row, words in zip(rows, word_log_probs, strict=True)]
@@ -264,6 +270,7 @@ def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[tuple[flo
 def _improve(candidates: Sequence[Candidates], q: Sequence[np.ndarray], config: LACConfig) -> list[np.ndarray]:
     """Probabilities of the improved policy over each game's candidates (equations 5 and 6)."""
     n = max(len(proposal.actions) for proposal in candidates)
+    # [prior or Q, game, candidate]: games have different numbers of candidates; a prior of -inf leaves a place out.
     table = np.full((2, len(candidates), n), [[[-np.inf]], [[0.0]]])
     for i, proposal in enumerate(candidates):
         table[0, i, : len(proposal.actions)], table[1, i, : len(proposal.actions)] = proposal.log_prior, q[i]

@@ -183,11 +183,14 @@ def improve(
     Returns: (members of D_pi, value prompts with corrections of the evaluations that contradict themselves).
     """
     config, roles = setup.config, setup.roles
+    # 1. Positions where the agent was to move, and how often it came there.
     visits = Counter(s.before for g in games for s in g.line.steps if s.before.player == g.agent)
     views = list(visits)
+    # 2. Candidates.
     moves = propose(views, roles, policy, config, seed, counts)  # A_k
     pairs = [(n, action) for n, words in enumerate(moves) for action in words for _ in range(config.num_values)]
     prompts = [roles.value(views[n], action) for n, action in pairs]
+    # 3. Each candidate evaluated `num_values` times, all in one call.
     evaluations: list[list[tuple[str, str]]] = [[] for _ in views]  # Q^L
     corrections: Pairs = []
     for (n, action), chat, reply in zip(
@@ -199,8 +202,10 @@ def improve(
         evaluations[n].append((action, reply.text))
         counts["value/contradicts"] += roles.contradicts(reply.text)
         if corrected := roles.correction(reply.text):
+            # The words before the contradiction are read, what follows them is learned anew.
             right, rest = corrected
             corrections.append((chat, [Piece(right, 0.0), Piece(rest), Piece(None)]))
+    # 4. The improver chooses one of the candidates, and says why.
     chats = [roles.improve(view, texts) for view, texts in zip(views, evaluations, strict=True)]
     replies = setup.improver.complete(chats, config.improvement, "improver", seed)  # pi_new, c <- I(Q^L, T_L)
     targets = []
@@ -239,6 +244,7 @@ def propose(
         counts["candidates/unusable"] += sum(word is None for word in proposed)
         ranked = [word for word, _ in Counter(word for word in proposed if word).most_common(config.top_m)]
         counts["candidates/none"] += not ranked
+        # Without a usable proposal the set is one random legal move, so that no position is lost.
         chosen.append(ranked or [view.legal[rng.integers(len(view.legal))]])
     return chosen
 

@@ -43,6 +43,7 @@ def chunks_of_lines(games: Sequence[Played], k: int, seed: int) -> list[tuple[Pa
     rng = np.random.default_rng(seed)
     chunks = []
     for pair, continuations in lines.items():
+        # Shuffled, so that a chunk is no run of games that were played after each other.
         order = rng.permutation(len(continuations))
         chunks += [(pair, [continuations[n] for n in order[i : i + k]]) for i in range(0, len(order), k)]
     return chunks
@@ -54,6 +55,7 @@ def fresh_lines(
     """For every (position, move) of the agent: k new games from there, in which `act` plays the side that made the move
     (line 13 of algorithm 3)."""
     pairs = list(dict.fromkeys(pair for pair, _ in chunks_of_lines(games, k, seed)))
+    # Row i * k + j is game j of pair i, here, in the positions and in what comes back.
     repeated = [pair for pair in pairs for _ in range(k)]
     starts = [game.parse(view.board, view.player) for view, _ in pairs]
     positions = jax.tree.map(lambda *leaves: np.repeat(np.stack(leaves), k, axis=0), *starts)
@@ -89,6 +91,7 @@ def temporal_difference(
     transitions = [[next_turn(line) for line in lines] for _, lines in chunks]
     pairs = list(dict.fromkeys(pair for chunk in transitions for _, pair in chunk if pair is not None))
     replies = value.complete([roles.value(*pair) for pair in pairs], value_sampling, "value", seed)
+    # Each V(s'_k) is asked for once, however many transitions lead there.
     words = {pair: reply.text for pair, reply in zip(pairs, replies, strict=True)}
     prompts = [
         roles.temporal_difference(*pair, [Evaluated(line, words.get(after, "")) for line, after in chunk])

@@ -180,11 +180,13 @@ def make_rows(moves: Moves, cut_value: jax.Array, config: LanguagePPOConfig) -> 
 
     Rows that are not active mean nothing.
     """
+    # Where a game stopped without an end, its last position's value follows (`cut_value`), not 0.
     discounts = jnp.where(moves.terminated, 0.0, config.discount)
     after = lambda rows, last: jnp.concatenate([rows[1:], last[None]])
     goes_on = after(moves.active, jnp.zeros_like(moves.active[0]))
     following = jnp.where(goes_on, after(moves.value, cut_value), cut_value)
     advantages, targets = gae(moves.reward, discounts, moves.value, following, config.trace_decay, ~goes_on)
+    # Over the active moves alone: rows after a game's end are padding.
     mean = jnp.mean(advantages, where=moves.active)
     deviation = jnp.std(advantages, where=moves.active)
     return Rows(moves, (advantages - mean) / (deviation + 1e-8), targets)
@@ -193,6 +195,7 @@ def make_rows(moves: Moves, cut_value: jax.Array, config: LanguagePPOConfig) -> 
 def shuffle(key: jax.Array, rows: Rows, config: LanguagePPOConfig) -> Rows:
     """Rows [T, B, ...] in random order as [steps, accumulation, batch_size, ...], the inactive ones last."""
     active = rows.moves.active.reshape(-1)
+    # Uniform numbers below 1 shuffle the active rows; 2.0 puts all others behind them.
     order = jnp.argsort(jnp.where(active, jax.random.uniform(key, active.shape), 2.0))
     size = config.accumulation * config.batch_size
     steps = -(-active.size // size)
@@ -225,7 +228,9 @@ def make_update(
         lengths = jnp.maximum(moves.lengths, 1)  # padding has no token to predict from, and weighs nothing
         scores, hidden = learner.forward(variables, learner.prefix(variables), moves.prompts, lengths)
         log_probs = move_log_probs(scores, moves.legal, config.temperature)
+        # 0 log 0 = 0 for moves that are not legal, whose log-probability is -inf.
         entropy = -jnp.sum(jnp.where(moves.legal, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
+        # The critic's error stops at the hidden state: it does not reach the actor's weights.
         value = head.apply({"params": learned["critic"]}, jax.lax.stop_gradient(hidden))
         log_prob = jnp.take_along_axis(log_probs, moves.action[:, None], axis=-1)[:, 0]
         return losses.ppo(
@@ -239,6 +244,7 @@ def make_update(
         """One AdamW step on the rows [accumulation, batch_size, ...]."""
         learned, opt_state = carry
         active = rows.moves.active
+        # A mean over all moves of the gradient step, though they are differentiated a batch at a time.
         weights = active / jnp.maximum(jnp.sum(active), 1)
         shapes = jax.eval_shape(grad_of, learned, frozen, jax.tree.map(lambda x: x[0], rows), weights[0])
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -250,12 +256,14 @@ def make_update(
 
     def update(state: LanguagePPOState, key: jax.Array) -> tuple[LanguagePPOState, dict[str, jax.Array]]:
         check_masters(getattr(state, config.train))
+        # 1. Play; all games in lockstep, all turns in one scan.
         key_play, key_order = jax.random.split(key)
         value_of = lambda hidden: head.apply({"params": state.critic}, hidden)
         acting = placement.gathered(policy.model, state.variables)
         moves, cut_value = play_games(
             policy, game, acting, value_of, key_play, config.num_games, config.max_turns, config.temperature
         )
+        # 2. Advantages and value targets.
         rows = make_rows(moves, cut_value, config)
         frozen = {name: value for name, value in state.variables.items() if name != config.train}
         carry = {"actor": getattr(state, config.train), "critic": state.critic}, state.opt_state
@@ -268,11 +276,13 @@ def make_update(
             carry, metrics = jax.lax.cond(do, step, skip, carry, rows)
             return carry, {**metrics, "steps": do.astype(jnp.float32)}
 
+        # 3. Gradient steps; those that would have no active move change nothing, not even the optimizer's state.
         by_epoch = []
         for epoch in range(config.epochs):
             batches = shuffle(jax.random.fold_in(key_order, epoch), rows, config)
             carry, metrics = jax.lax.scan(step_or_nothing, carry, batches)
             by_epoch.append(metrics)
+        # 4. Metrics: means over the steps that were taken.
         metrics = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *by_epoch)
         steps = metrics.pop("steps")
         metrics = {name: value / steps for name, value in metrics.items()}

@@ -67,6 +67,7 @@ def look_ahead(
     finished = np.asarray(jax.vmap(game.is_terminal)(last))
     buffer = []
     for n, view in enumerate(starts):
+        # By the moves themselves: variations with the same moves are one.
         lines: dict[tuple[int, ...], Line] = {}
         for row in range(n * variations, (n + 1) * variations):
             moves = tuple(int(a) for a in actions[:, row] if a >= 0)
@@ -99,6 +100,7 @@ def td_estimate(
     counts: Counter[str],
 ) -> list[Target]:
     """Lines 9-15: G1({G2(d_n, V(s_{t+l}^n))}) of every state. An empty one is dropped and counted."""
+    # 1. V at the ends of all variations, each position asked for once; a finished game needs no evaluation.
     last_views = list(dict.fromkeys(v.steps[-1].after for s in buffer for v in s.variations if not v.over))
     replies = value.model.complete(
         [value.prompt(end) for end in last_views], value.sampling, "value", seed
@@ -108,6 +110,7 @@ def td_estimate(
     counts["value/undecided"] += sum(roles.read_advantage(text) is None for text in words.values())
     counts["value/never ended"] += sum(not reply.ended for reply in replies)
     evaluated = [tuple(Evaluated(v, "" if v.over else words[v.steps[-1].after]) for v in s.variations) for s in buffer]
+    # 2. One aggregation per state reads all its variations (G2 and G1 in one call).
     chats = [roles.aggregate(s.view, lines) for s, lines in zip(buffer, evaluated, strict=True)]
     targets = []
     for s, lines, reply in zip(
@@ -173,6 +176,7 @@ def assess(sides: Sequence[str | None], win_rates: np.ndarray, players: tuple[st
       win_rates: [N], mean outcome for player 0, from -1 to 1, by playing out.
       threshold: positions whose win rate is nearer to 0 than this are level.
     """
+    # Where neither side is clearly ahead there is no right answer.
     clear = np.flatnonzero(np.abs(win_rates) >= threshold)
     right = sum(sides[n] == players[0 if win_rates[n] > 0 else 1] for n in clear)
     answered = sum(sides[n] is not None for n in clear)

@@ -82,6 +82,7 @@ def load_or_make(game: BoardGame, config: TDDataConfig, seed: int, folder: pathl
         stored = _make(game, config, seed) | {"made_from": np.array(made_from)}
         if jax.process_index() == 0:
             folder.mkdir(parents=True, exist_ok=True)
+            # Renamed into place when it is whole: a run that is killed meanwhile leaves no half of a file.
             part = folder / "part.npz"
             np.savez_compressed(part, **stored)
             part.replace(path)
@@ -115,15 +116,18 @@ def _make(game: BoardGame, config: TDDataConfig, seed: int) -> dict[str, np.ndar
     policies = [mcts.mcts_policy(game, *skill) for skill in parse_skills(config.skills)]
     needed = config.states + config.test_states
     positions = _states(game, policies, key_games, needed)
+    # 1. Distinct positions, shuffled; the first ones are held out.
     order = np.asarray(jax.random.permutation(key_split, len(jax.tree.leaves(positions)[0])))[:needed]
     take = lambda rows: jax.tree.map(lambda leaf: np.asarray(leaf)[rows], positions)
     train, test = take(order[config.test_states :]), take(order[: config.test_states])
     log(f"{len(order)} positions from games of {len(policies)} players with each other")
     policy = mcts.mcts_policy(game, config.simulations, config.rollouts)
+    # 2. Variations: row n * K + k is the k-th of position n.
     repeated = jax.tree.map(lambda leaf: np.repeat(leaf, config.variations, axis=0), train)
     look = functools.partial(mcts.play_moves, game, policy)
     actions, reached = in_chunks(lambda key, rows: look(key, rows, config.look_ahead), key_look, repeated, axis=1)
     log(f"{config.variations} variations of {config.look_ahead} moves from each")
+    # 3. Win rates of the test positions; a chunk has as many games as a search has rows.
     judge = functools.partial(mcts.win_rates, game, policy)
     copies = max(1, _ROWS // config.judge_games)
     rates = in_chunks(lambda key, rows: judge(key, rows, config.judge_games), key_judge, test, axis=0, size=copies)
@@ -141,6 +145,7 @@ def _states(game: BoardGame, policies: list, key: jax.Array, needed: int) -> Any
         count = len(jax.tree.leaves(positions)[0])
         if count >= needed:
             return positions
+        # As many more games as the share of new positions so far asks for, and a fifth on top.
         games = max(games + 4, int(games * 1.2 * needed / count))
     raise ValueError(f"only {count} different positions came up in {games} games per pair; ask for fewer --states")
 
@@ -151,6 +156,7 @@ def in_chunks(function: Any, key: jax.Array, positions: Any, axis: int, size: in
     size = min(size, rows)
     parts = []
     for n, first in enumerate(range(0, rows, size)):
+        # The last row fills up the last part, so that all parts are one compiled program.
         index = np.minimum(np.arange(first, first + size), rows - 1)
         part = jax.tree.map(lambda leaf, index=index: jnp.asarray(leaf[index]), positions)
         parts.append(jax.device_get(function(jax.random.fold_in(key, n), part)))

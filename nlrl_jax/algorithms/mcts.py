@@ -29,6 +29,7 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
     moves, batch = LegalMoves.of(game), batch_of(game, positions)
 
     def step(word: jax.Array, position: Any) -> Any:
+        # A random rank among the legal moves, from one 32-bit word a game.
         k = _multiply_high(word, moves.count(position).astype(jnp.uint32))
         after = game.step(position, moves.nth(position, k.astype(jnp.int32)))
         return where(game.is_terminal(position), position, after)
@@ -78,11 +79,13 @@ def mcts_policy(game: BoardGame, simulations: int, rollouts: int, uct_c: float =
         tree, value = search(game, evaluate, key_search, positions, simulations, uct_c, solve)
         visits, total, proven = tree.visits[ROOT], tree.total[ROOT], tree.proven[ROOT].astype(jnp.float32)
         legal = jnp.arange(moves.most) < tree.degree[ROOT][:, None]
+        # The move played: best proven result first (unproven ones count as draws), then visits, then total.
         result = jnp.where(proven == UNKNOWN, 0.0, proven)
         ranks = (jnp.where(legal, result, -jnp.inf), visits, total)
         edge = best(ranks, jax.random.bits(key_choice, value.shape, jnp.uint32))
         ids = jax.vmap(jax.vmap(moves.nth, (None, 0)), (0, None))(positions, jnp.arange(moves.most))
         rows = jnp.arange(len(value))
+        # From ranks among legal moves [B, K] to action ids [B, A]; ranks without a move are out of bounds and dropped.
         counts = jnp.zeros((len(value), game.num_actions), jnp.int32)
         counts = counts.at[rows[:, None], jnp.where(legal, ids, game.num_actions)].add(
             visits.astype(jnp.int32), mode="drop"
@@ -151,6 +154,7 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
     _at_least(1, policies=len(policies), games_per_pair=games_per_pair)
     shape = (len(policies), len(policies), games_per_pair)
     mover, is_over = (jax.jit(jax.vmap(jax.vmap(jax.vmap(rule)))) for rule in (game.current_player, game.is_terminal))
+    # [policy of player 0, policy of player 1, game, ...], writable and on the host.
     positions = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *jnp.shape(x))).copy(), game.init())
     met = []
     for turn in range(game.max_moves):
@@ -162,6 +166,7 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
         if len(movers) > 1:
             raise ValueError(f"after {turn} moves it is either player's turn in {game.name}; players must take turns")
         for i, policy in enumerate(policies):
+            # All games in which policy i is to move: a row of the table for player 0, a column for player 1.
             games = np.s_[i, :] if movers[0] == 0 else np.s_[:, i]
             now = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _take(positions, games))
             after, _ = _move(game, policy, jax.random.fold_in(jax.random.fold_in(key, turn), i), now)
@@ -174,6 +179,7 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
 def first_occurrences(positions: Any) -> np.ndarray:
     """Where in positions [S, ...] a position stands for the first time: increasing int [S'], on the host."""
     leaves = [np.asarray(x) for x in jax.tree.leaves(positions)]
+    # Positions as rows of bytes, which `np.unique` compares whole, whatever their fields are.
     as_bytes = [np.ascontiguousarray(x.reshape(len(x), -1)).view(np.uint8) for x in leaves]
     return np.sort(np.unique(np.concatenate(as_bytes, axis=1), axis=0, return_index=True)[1])
 
@@ -216,4 +222,5 @@ def _move(game: BoardGame, policy: Policy, key: jax.Array, positions: Any) -> tu
 
 def _multiply_high(word: jax.Array, n: jax.Array) -> jax.Array:
     """floor(word * n / 2^32) for n < 2^16: a uniform word as a uniform number below n."""
+    # Two 16-bit halves, so that no product leaves 32 bits.
     return ((word >> 16) * n + ((word & np.uint32(0xFFFF)) * n >> 16)) >> 16

@@ -202,6 +202,7 @@ def make_update(
         chosen = (chosen + G * jnp.arange(n)[:, None]).reshape(-1)
         learned = jax.tree.map(lambda x: x[:, chosen], turns)
         advantages = advantages.reshape(-1)
+        # Each turn is compared with the same turn of the group's other episodes.
         if config.credit == "turn":
             by_group = lambda x: x.reshape(config.max_turns, n, -1)
             to_go = by_group(returns_to_go(rewards)[:, chosen])
@@ -216,6 +217,7 @@ def make_update(
             rows = rows._replace(old_log_probs=log_probs_of(policy, variables, rows))
         new_state, metrics = ascend(policy, state, rows, config)
         metrics["bad_reward_turn"] = bad_reward_turn(turns)
+        # A reward that is not finite would make every advantage of its group so: refuse the step and name the turn.
         metrics["finite"] &= metrics["bad_reward_turn"] == 0
         metrics |= collapse.measures(turns, returns)
         if config.probe:
@@ -261,6 +263,7 @@ def ascend(
         beta=config.beta,
         kl_estimator=config.kl_estimator,
     )
+    # A Python loop: `updates_per_batch` is small, and each step needs the adapter of the one before.
     finite = jnp.array(True)
     lora, opt_state = state.lora, state.opt_state
     for _ in range(config.updates_per_batch):

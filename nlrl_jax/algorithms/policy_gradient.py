@@ -98,12 +98,14 @@ def micro_batches(
     turn = turns.turn
     K = turn.replies.shape[-1]
     mask = (jnp.arange(K) < turn.reply_lengths[..., None]) & turns.active[..., None]  # [T, J, K]
+    # Equation 1 averages over an episode's tokens, so its axis goes first: [J, T, K] and back.
     weights = jnp.swapaxes(episode_token_weights(jnp.swapaxes(mask, 0, 1)), 0, 1)
     advantages = jnp.broadcast_to(advantages, (T, J))
     counts = turns.active if reference else turns.active & (advantages != 0)
 
     size = rows_at_a_time(T * J, size, mesh)
     fold = 1 if size < 2 * whole_rows(1, mesh) else 2  # two replies at their longest in a row leave less of it empty
+    # R = num * each rows hold all replies even at their longest; short ones leave rows, and whole micro-batches, empty.
     each = whole_rows(-(-size // fold), mesh)
     num = -(-T * J // (fold * each))
     flat = lambda x: x.reshape(T * J, *x.shape[2:])
@@ -155,16 +157,19 @@ def loss_and_grad(
     masters, lora = lora, in_dtype(policy.model.config, lora)  # once, not in every layer and micro-batch
     base = {"params": params}  # the adapter switched off is the reference
     ref_prefix = policy.prefix(base) if reference else None
+    # The reference's prefix needs no gradient and is made above without rematerialisation.
     policy = dataclasses.replace(policy, model=policy.model.clone(remat=remat))
 
     def micro_loss(lora, prefix, row):
         new = row.score(policy, {**base, "lora": lora}, prefix)
+        # theta_old is theta in the first step on a batch.
         old = jax.lax.stop_gradient(new) if row.old_log_probs is None else row.old_log_probs
         ref = row.score(policy, base, ref_prefix) if reference else new
         return row.loss(loss, new, old, ref)
 
     prefix_of = lambda lora: policy.prefix({**base, "lora": lora})
     prefix = prefix_of(lora)
+    # By the adapter directly, and by the prefix, through which the adapter acts as well.
     grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
     shapes = jax.eval_shape(grad, lora, prefix, jax.tree.map(lambda x: x[0], rows))
     sums, (_, of_prefix) = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)

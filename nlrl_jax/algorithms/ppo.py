@@ -181,16 +181,19 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
             replaced = jnp.zeros(n, bool)
             if hooks.act:
                 action, replaced = hooks.act(state.aux, obs, action)
+            # The raw action is stored, whose log-probability is known; the one within the bounds is played.
             next_obs, next_state, reward, terminated, info = step_env(
                 jax.random.split(key_step, n), env_state, agent.to_env(action), env_params
             )
             truncated = is_truncated(next_state, env_params) & ~terminated
             done = terminated | truncated
             total, steps = total + reward, steps + 1
+            # All environments are reset in every step, and the fresh state is taken where an episode is over.
             fresh_obs, fresh_state = reset_env(jax.random.split(key_reset, n), env_params)
             if hooks.reset:
                 start = jax.vmap(hooks.reset, in_axes=(None, 0, 0, 0))
                 fresh_obs, fresh_state = start(state.aux, jax.random.split(key_start, n), fresh_obs, fresh_state)
+            # Return and length are recorded in the step that ends an episode.
             finished = jnp.where(done, total, 0.0), jnp.where(done, steps, 0)
             transition = Transitions(obs, action, reward, next_obs, terminated, truncated, replaced, info, *finished)
             env_state, obs = where(done, (fresh_state, fresh_obs), (next_state, next_obs))
@@ -214,6 +217,7 @@ def scale_rewards(state: PPOState, rewards: jax.Array, done: jax.Array, discount
 
     discounted, discounted_returns = jax.lax.scan(forward, state.discounted, (rewards, done))
     moments = state.return_moments.update(discounted_returns)
+    # Divided, not centred: subtracting a mean would change which policy is best.
     scaled = jnp.clip(rewards * jax.lax.rsqrt(moments.var + 1e-8), -10.0, 10.0)
     return state.replace(discounted=discounted, return_moments=moments), scaled
 
@@ -226,6 +230,7 @@ def advantages_of(
     flat = lambda obs: obs.reshape(T * B, *obs.shape[2:])
     values = agent.value(params, moments, flat(steps.obs)).reshape(T, B)
     next_values = agent.value(params, moments, flat(steps.next_obs)).reshape(T, B)
+    # Only a terminal state has no future: a truncated episode bootstraps from `next_obs`, its last state.
     discounts = jnp.where(steps.terminated, 0.0, config.discount)
     return returns.gae(rewards, discounts, values, next_values, config.trace_decay, steps.done)
 
@@ -245,6 +250,7 @@ def surrogate(
     """
     out = agent.policy(params, moments, batch["obs"])
     A = batch["advantages"]
+    # Normalised in each minibatch; hooks see advantages at that scale.
     A = (A - jnp.mean(A)) / (jnp.std(A) + 1e-8)
     A = hooks.advantage(A, batch) if hooks.advantage else A
     return losses.ppo(
@@ -278,6 +284,7 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hook
         data = {
             "obs": obs,
             "action": action,
+            # Under the statistics and weights of the rollout: the first ratio is exactly 1.
             "old_log_probs": networks.log_prob(*agent.policy(state.params, moments, obs), action),
             "advantages": flat(advantages),
             "targets": flat(targets),

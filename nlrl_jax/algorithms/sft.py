@@ -98,6 +98,7 @@ def sft_loss(model: Transformer, variables: Any, batch: Batch) -> tuple[jax.Arra
     tokens, segments = jnp.asarray(batch.tokens), jnp.asarray(batch.segments)
     hidden, _ = model.apply(variables, tokens[:, :-1], batch.positions[:, :-1], segments=segments[:, :-1])
     log_probs = token_log_probs(model, variables, hidden, tokens[:, 1:])
+    # A token counts where the one before it is of the same example: the first of each has nothing to be predicted from.
     predicted = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
     return losses.sft(log_probs, batch.weights[:, 1:] * predicted)
 
@@ -160,6 +161,7 @@ def _accumulate(grad_of, learned: Any, batch: Any, size: int) -> tuple[tuple[jax
 
     def add(total, part):
         (loss, metrics), grads = grad_of(learned, part)
+        # Means over tokens, so parts are weighted by their tokens; a perplexity is averaged as its logarithm.
         tokens = metrics["tokens"]
         sums = jax.tree.map(lambda x: tokens * x, (loss, jnp.log(metrics["perplexity"]), grads))
         return jax.tree.map(jnp.add, total, (*sums, tokens)), None
@@ -178,6 +180,7 @@ def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
     examples = []
     for chat, reply in pairs:
         text = tokenizer.render_chat(chat.messages)
+        # Many pairs share a prompt, which is tokenised once.
         if text not in prompts:
             prompts[text] = tokenizer.encode(text)
         if isinstance(reply, str):
@@ -272,6 +275,7 @@ def fit(
     _check_examples(model.config.vocab_size, short, examples)
     if config.train not in variables:
         raise ValueError(f"train is {config.train!r}, but the variables have only {', '.join(variables) or 'nothing'}")
+    # All batches are planned ahead, since the schedule of the learning rate needs their number.
     generator = np.random.default_rng(config.seed)
     plan = [make_batches(examples, config, generator.permutation(short)) for _ in range(config.epochs)]
     total = sum(map(len, plan))
@@ -284,12 +288,14 @@ def fit(
     for batches in plan:
         steps = []
         for batch in batches:
+            # An input of the compiled step: one program for all rates and schedules.
             opt_state.hyperparams["learning_rate"] = jnp.asarray(rate_at(config, done, total), jnp.float32)
             learned, opt_state, metrics = step(frozen, learned, opt_state, batch)
             steps.append(metrics)
             done += 1
             if report:
                 report(done, total, metrics)
+        # Fetched once an epoch, so that the host does not wait for each step.
         steps = jax.device_get(steps)
         if not all(metrics["finite"] for metrics in steps):
             raise ValueError(f"SFT met a non-finite loss at learning rate {config.learning_rate}; lower it")
@@ -350,6 +356,7 @@ def rate_at(config: SFTConfig, step: int, steps: int) -> float:
         return config.learning_rate * (step + 1) / warm
     if config.schedule == "constant":
         return config.learning_rate
+    # Cosine from the full rate after the warm-up to 0.
     return config.learning_rate * 0.5 * (1 + np.cos(np.pi * (step - warm) / max(steps - warm, 1)))
 
 

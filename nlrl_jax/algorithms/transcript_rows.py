@@ -81,12 +81,14 @@ def transcripts_of(
         for prompt, reply in turn.replies:
             prompt = prompt[len(begin) :]
             last = transcripts[-1].tokens if transcripts else None
+            # The prompt continues what has been read (`last` is the transcript's own list): only new tokens are added.
             if last and list(prompt[: len(last)]) == last:
                 last += prompt[len(last) :]
             else:
                 transcripts.append(Transcript(list(prompt), [], [], [], []))
             tokens, at, weights, credits, log_probs = transcripts[-1]
             n = len(reply.tokens)
+            # Only what the model wrote is learned; observations are read.
             at += range(len(tokens), len(tokens) + n)
             tokens += reply.tokens
             weights += [weight] * n
@@ -120,9 +122,11 @@ def fill(
     def cost(layout: tuple[int, list[list[Transcript]]]) -> float:
         length, rows = layout
         size = rows_at_a_time(len(rows), length, micro_batch, model)
+        # Rows of the last micro-batch are computed even where they are empty.
         computed = -(-len(rows) // size) * size
         return shapes.cost("read", (computed * length, computed, length, length))
 
+    # Candidates for the length, a sixteenth of a power of two apart, so that different batches share programs.
     step = max(power // 16, 16)
     shortest = -(-longest // step) * step
     lengths = {min(n, room) for n in range(shortest, max(shortest, min(2 * power, ENOUGH)) + 1, step)}
@@ -155,6 +159,7 @@ def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: 
     """
     length, rows = fill(transcripts, room, micro_batch, model)
     size = rows_at_a_time(len(rows), length, micro_batch, model)
+    # Numbers of micro-batches and of learned tokens are powers of two, so that few programs are compiled.
     num = bucket(-(-len(rows) // size), 1)
     learned = bucket(max(sum(len(transcript.at) for transcript in row) for row in rows), 16)
     ints = lambda last: np.zeros((num * size, last), np.int32)

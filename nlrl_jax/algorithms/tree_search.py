@@ -99,6 +99,7 @@ def _grow(
     batch = batch_of(game, positions)
     rows = jnp.arange(batch[0])
     key_ties, key_values = jax.random.split(key)
+    # One word per tree breaks all its ties; `descend` mixes the node into it.
     seeds = jax.random.bits(key_ties, batch, jnp.uint32)
     # Inside shard_map what a loop carries must vary over the mesh as the data does, even before its first step.
     data = jnp.zeros_like(jax.tree.leaves(positions)[0], jnp.uint32, ()) + jnp.zeros_like(seeds, shape=())
@@ -124,15 +125,20 @@ def _grow(
     def simulate(node: jax.Array, carry: tuple[Tree, jax.Array, jax.Array]) -> tuple[Tree, jax.Array, jax.Array]:
         """One simulation of every tree; a tree that meets the end of a game leaves row `node` unused."""
         tree, total, count = carry
+        # Trees that grow no further: the game is over at the root, or its result is proven.
         closed = jax.vmap(game.is_terminal)(positions) | (solve & proven_at(tree, rows * 0)[0])
+        # 1. Selection.
         parent, edge = descend(tree, seeds, uct_c)
         met = tree.child[parent, rows, edge]
+        # 2. Expansion: the move of that edge; simulation 0 and closed trees stay at the root.
         before = jax.tree.map(lambda x: x[parent, rows], tree.positions)
         played = jax.vmap(game.step)(before, jax.vmap(moves.nth)(before, edge))
         stays = closed | (node == ROOT)
         now = jax.vmap(where)(stays, positions, played)
         finished = jax.vmap(game.is_terminal)(now)
+        # 3. Evaluation.
         value = jnp.where(finished, jax.vmap(game.returns)(now), evaluate(jax.random.fold_in(key_values, node), now))
+        # The edge now leads to `node`, or as -1 - node to an end; what it led to before stays.
         link = jnp.where(stays | (met != _NONE), met, jnp.where(finished, -1 - node, node))
         tree = tree._replace(
             positions=jax.tree.map(lambda x, y: x.at[node].set(y), tree.positions, now),
@@ -142,6 +148,7 @@ def _grow(
             edge=tree.edge.at[node].set(jnp.where(stays, _NONE, edge)),
             child=tree.child.at[parent, rows, edge].set(link),
         )
+        # 4. Back-up.
         tree = back_up(tree, jnp.where(stays, _NONE, parent), edge, value, finished, solve)
         counted = ~closed | (node == ROOT)
         return tree, total + jnp.where(counted, value, 0.0), count + counted.astype(count.dtype)
@@ -163,6 +170,7 @@ def descend(tree: Tree, seeds: jax.Array, uct_c: float) -> tuple[jax.Array, jax.
 
     def body(carry):
         node, edge, walking = carry
+        # 0x9E3779B9 is 2^32 over the golden ratio: neighbouring nodes get distant seeds.
         chosen = best((uct(tree, node, uct_c),), seeds + node.astype(jnp.uint32) * np.uint32(0x9E3779B9))
         edge = jnp.where(walking, chosen, edge)
         child = tree.child[node, rows, edge]
@@ -179,6 +187,7 @@ def uct(tree: Tree, node: jax.Array, uct_c: float) -> jax.Array:
     rows = jnp.arange(tree.degree.shape[1])
     visits, proven = tree.visits[node, rows], tree.proven[node, rows]
     mean = tree.total[node, rows] / jnp.maximum(visits, 1)
+    # N counts the node's own evaluation besides its edges' visits.
     parent_visits = 1 + visits.sum(axis=-1, keepdims=True)
     bonus = uct_c * jnp.sqrt(jnp.log(parent_visits) / jnp.maximum(visits, 1))
     score = jnp.where(proven == UNKNOWN, mean + bonus, proven.astype(mean.dtype))
@@ -194,6 +203,7 @@ def proven_at(tree: Tree, node: jax.Array) -> tuple[jax.Array, jax.Array]:
     rows = jnp.arange(tree.degree.shape[1])
     proven, degree = tree.proven[node, rows], tree.degree[node, rows]
     result = proven.max(axis=-1)
+    # `UNKNOWN` lies below every result, so a maximum of 1 is a proven win even beside unproven moves.
     return (result == 1) | ((degree > 0) & ((proven != UNKNOWN).sum(axis=-1) == degree)), result
 
 
@@ -211,6 +221,7 @@ def back_up(tree: Tree, node: jax.Array, edge: jax.Array, value: jax.Array, proo
         inside = node >= ROOT
         at = jnp.maximum(node, ROOT)
         mover = tree.mover[at, rows]
+        # A tree whose path is shorter than the longest one waits at its root, adding zeros.
         visits = visits.at[at, rows, edge].add(jnp.where(inside, 1.0, 0.0))
         total = total.at[at, rows, edge].add(jnp.where(inside, value * mover, 0.0))
         marks = jnp.where(inside & proof, (result * mover).astype(jnp.int8), proven[at, rows, edge])
@@ -232,6 +243,7 @@ def back_up(tree: Tree, node: jax.Array, edge: jax.Array, value: jax.Array, proo
 def best(ranks: Sequence[jax.Array], seeds: jax.Array) -> jax.Array:
     """argmax over [B, K] by the first rank, equal ones by the next, and at random in the end: int32 [B]."""
     K = ranks[0].shape[-1]
+    # Lexicographic: each rank narrows the set down to its best.
     keep = jnp.ones(ranks[0].shape, bool)
     for rank in ranks:
         rank = jnp.where(keep, rank, -jnp.inf)

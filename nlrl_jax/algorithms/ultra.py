@@ -111,6 +111,7 @@ def make_table(
     for row, (code, group) in enumerate(groups):
         codes[row] = code
         keys[row] = (group[0].observation.reshape(-1) - mean) / scale
+        # A state judged several times goes by majority; a verdict without a suggestion votes for the agent's own action.
         verdicts = [(state.verdict.action, state.taken) for state in group if state.verdict.judged]
         if any(better is not None for better, _ in verdicts):
             votes = Counter(agent_action if better is None else better for better, agent_action in verdicts)
@@ -119,6 +120,7 @@ def make_table(
             judged[row, m], rewards[row, m], is_known[row, m] = rated, reward, True
     if mean_action is not None and groups:
         agent_actions = np.asarray(mean_action(jnp.asarray(np.stack([group[0].observation for _, group in groups]))))
+        # From absolute actions to offsets from what the base agent does there.
         action, judged = action - agent_actions, judged - agent_actions[:, None]
     return LookupTable(
         *(jnp.asarray(x) for x in (codes, keys, mean, scale, action, suggested, judged, rewards, is_known))
@@ -203,11 +205,13 @@ def look_up(table: LookupTable, game: ControlGame, radius: float, obs: jax.Array
     """(bool [B], whether a state is critical; int32 [B], its row) of raw observations [B, ...]."""
     if game.state_code is not None:
         codes = game.state_code(obs)
+        # Codes are sorted: a binary search, then a look whether the row is really that code.
         row = jnp.clip(jnp.searchsorted(table.codes, codes), 0, len(table.codes) - 1)
         return table.codes[row] == codes, row
     x = (obs.reshape(len(obs), -1) - table.mean) / table.scale
     # XLA fuses the sum: no [B, K, D] array exists. |x|^2 - 2 x k + |k|^2 would cancel far from the origin.
     row = jnp.argmin(jnp.sum((x[:, None] - table.keys) ** 2, axis=-1), axis=1)
+    # Mean squared deviation per dimension, so that `radius` means the same for robots with few and many joints.
     distance = jnp.mean((x - table.keys[row]) ** 2, axis=1)
     return distance <= radius**2, row
 
@@ -221,6 +225,7 @@ def true_action(
       step: share of a relative table's offset that is added to the agent's action; None copies the suggestion.
     """
     replaced = hit & table.suggested[row]
+    # [B] or [B, 1], to broadcast over an action's dimensions.
     wide = replaced.reshape(replaced.shape + (1,) * (action.ndim - 1))
     advice = table.action[row].astype(action.dtype)
     return jnp.where(wide, advice if step is None else action + step * advice, action), replaced
@@ -237,6 +242,7 @@ def language_reward(table: LookupTable, hit: jax.Array, row: jax.Array, action: 
         same = (judged == action[:, None]) & is_known
         return jnp.where(hit, jnp.sum(jnp.where(same, table.rewards[row], 0.0), axis=1), 0.0)
     distance = jnp.where(is_known, jnp.sum((judged - action[:, None]) ** 2, axis=-1), jnp.inf)
+    # Continuous actions never repeat: the nearest rated one lends its reward.
     nearest = jnp.argmin(distance, axis=1)
     reward = jnp.take_along_axis(table.rewards[row], nearest[:, None], axis=1)[:, 0]
     return jnp.where(hit & is_known.any(axis=1), reward, 0.0)

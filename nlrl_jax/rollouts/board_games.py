@@ -82,6 +82,7 @@ def play_games(game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, nu
 
     The paper alternates the agent's side from batch to batch; all games are one batch here.
     """
+    # With an odd number the first side gets one game more.
     agents = (np.arange(num) >= (num + 1) // 2).astype(np.int32)
     return play_on(game, viewer, act, opponent, beginnings(game, num), agents, seed)
 
@@ -113,12 +114,15 @@ def play_on(
         is_over, player, _ = jax.device_get(describe(positions))
         if is_over.all():
             break
+        # 1. The agent's moves, in games where it is its turn.
         mine = ~is_over & (player == agents)
         rows, chosen = np.flatnonzero(mine), np.zeros(num, np.int32)
         if len(rows):
             words = first if first is not None and ply == 0 else act([before[r] for r in rows], seed + ply)
             chosen[rows] = [index[word] for word in words]
+        # 2. The opponent's in all others; finished games stay as they are.
         positions, actions = forward(jax.random.fold_in(key, ply), positions, mine, chosen)
+        # 3. What both sides see becomes the game's line.
         after, actions = viewer.views(positions), np.asarray(actions)
         for r in np.flatnonzero(~is_over):
             steps[r].append(Ply(before[r], game.actions[int(actions[r])], after[r]))
@@ -162,6 +166,7 @@ def rates(games: Sequence[Played]) -> dict[str, float]:
 
 def random_views(game: BoardGame, num: int, seed: int) -> list[View]:
     """`num` unfinished positions from games between random players; the same seed gives the same positions."""
+    # Games side by side: a batch gives several positions a game, and 512 bound the memory.
     viewer, games = Viewer(game), min(max(num // 4, 8), 512)
     opponent = random_opponent(game)
 

@@ -66,6 +66,7 @@ def evaluate(
         action = player.act(key_act, obs, deterministic)
         action = guide(obs, action) if guide else action
         obs, env_state, reward, terminated = player.step(key_step, env_state, action)
+        # Episodes that are over are stepped on until the last one is, but count no more.
         total, steps = total + jnp.where(done, 0.0, reward), steps + ~done
         done = done | terminated | player.truncated(env_state)
         return t + 1, env_state, obs, done, total, steps
@@ -102,6 +103,7 @@ def record(player: Player, key: jax.Array, episodes: int, max_steps: int, determ
         action = player.act(key_act, obs, deterministic)
         next_obs, next_state, reward, ended = player.step(key_step, env_state, action)
         row = (env_state, obs, player.agent.to_env(action), jnp.where(done, 0.0, reward))
+        # The observation after an episode's own last step, whatever its environment does later.
         last_obs = where(done, last_obs, next_obs)
         terminated, steps = terminated | (ended & ~done), steps + ~done
         done = done | ended | player.truncated(next_state)

@@ -118,6 +118,7 @@ def play(
         live = np.flatnonzero(running)
         if not len(live):
             break
+        # 1. Decisions: those of the interrupted run first, without calling a model.
         repeated = t < len(done_before)
         decisions = done_before[t] if repeated else decide([histories[i] for i in live], t)
         move = Move(
@@ -131,10 +132,12 @@ def play(
                 f"step {t} has {len(move.actions)} moves for {len(live)} episodes: they are of another run"
             )
         try:
+            # 2. One step of all games that still run.
             outcomes = game.step([states[i] for i in live], move.actions)
         except ValueError as error:
             raise ValueError(f"{error} (step {t + 1} of {len(live)} episode{'s' * (len(live) != 1)})") from error
         for k, i in enumerate(live):
+            # 3. The histories grow: note on the last step, thoughts, then the action and what it led to.
             outcome, history = rule(histories[i], outcomes[k]), histories[i]
             history = history.noted(move.notes[k]) if move.notes[k] else history
             for thought in move.thoughts[k]:

@@ -74,8 +74,10 @@ def play_games(
             jax.random.split(key_game, num), states, action, game.params
         )
         log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0]
+        # Finished games go on as padding: no reward, and their states stay.
         reward, active = jnp.where(done, 0.0, reward), ~done
         moves = Moves(prompts, lengths, legal, action, log_prob, value, reward, terminated & active, active)
+        # `done` is any end, `ended` one by the game's own rules: only the others bootstrap from their last position.
         ended |= moves.terminated
         return (where(done, states, after), done | ended | jax.vmap(game.truncated)(after), ended), moves
 

@@ -86,6 +86,7 @@ def play(
     def step(key, carry, action):
         """One environment step of every episode that is still running and has a valid action."""
         states, terminated, steps, reward, slots = carry
+        # Episodes without a valid action are stepped with action 0, and the result is thrown away.
         do = (action >= 0) & ~is_over(states, terminated, steps)
         _, after, r, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key, B), states, jnp.maximum(action, 0), game.params
@@ -94,14 +95,17 @@ def play(
 
     def turn(carry, key):
         states, terminated, steps = carry
+        # 1. The model reads the states and replies.
         active = ~is_over(*carry)
         key_text, key_game = jax.random.split(key)
         fields = fields_of(states)
         decision = policy.act(variables, prefix, key_text, fields, active)
         actions = jnp.where(active[:, None], decision.parsed.actions, -1)
+        # 2. The actions of the reply [B, A], one environment step each, as long as the episode runs.
         carry = (states, terminated, steps, jnp.zeros((B,), jnp.float32), jnp.zeros((B,), jnp.int32))
         invalid = jnp.zeros((B,), jnp.int32)
         for i in range(actions.shape[1]):
+            # Counted only before the episode's end: what follows it was never tried.
             invalid += (actions[:, i] < 0) & ~is_over(*carry[:3])
             carry = step(jax.random.fold_in(key_game, i), carry, actions[:, i])
         states, terminated, steps, reward, slots = carry
@@ -109,6 +113,7 @@ def play(
         return (states, terminated, steps), Turns(fields, decision, reward, slots, invalid, active)
 
     start = (states, jnp.zeros((B,), bool), jnp.zeros((B,), jnp.int32))
+    # What a turn returns, to have zeros of the same shapes where none is played.
     shapes = jax.eval_shape(turn, start, key)[1]
 
     def turn_or_nothing(carry, t):

@@ -141,6 +141,7 @@ class Player:
           ValueError: even the last observation does not fit.
         """
         n, last = len(steps), self.dialogue.last
+        # Whole groups of `DROP` steps go at a time, so that consecutive prompts share their beginnings.
         dropped = -(-(n - last) // DROP) * DROP if 0 < last < n else 0
         while True:
             dropped = min(dropped, n)
@@ -164,6 +165,7 @@ class Player:
 
     def beginning(self) -> tuple[int, ...]:
         """The tokens that prompts of all tasks begin with: instructions and examples."""
+        # Two goals that share no letter: up to where the heads differ they do not depend on the task.
         first, second = (self.head(History(goal, "")) for goal in ("a", "Z"))
         same = next(i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
         return first[: max(same - 2, 0)]  # a goal may join the tokens right before it
@@ -222,7 +224,9 @@ def play(
         for i, history in zip(numbers, histories, strict=True):
             if t:
                 text = f"Observation: {marked(_observation(history, t))}\n{player._begin}"
+                # The model's tokens are taken as they were drawn, never tokenised again from their text.
                 steps[i].append(_thought(player, replies[i][-1]) + player.after(replies[i][-1][-1].written, text))
+        # 1. A thought first, if the dialogue has them; 2. the action, after the thought's own tokens.
         prompts = [player.prompt(history, steps[i]) for i, history in zip(numbers, histories, strict=True)]
         turn_replies = [()] * len(prompts)
         if player.dialogue.label:
@@ -256,6 +260,7 @@ def play(
             return outcome._replace(done=True, error=str(error))
         return outcome
 
+    # Tasks carry their number, by which the lists above are found from a history.
     numbered = dataclasses.replace(game, reset=lambda tasks: game.reset([task[:2] for task in tasks]))
     named = [(*task, i) for i, task in enumerate(tasks)]
     episodes = host_games.play(numbered, decide, named, rule=rule, pictured=pictured)

@@ -104,6 +104,7 @@ class _Node:
         return any(child.is_open for child in self.children) if self.children else not self.done
 
     def uct(self, weight: float) -> float:
+        # UCT: mean value plus a bonus for rarely visited children.
         return self.value + weight * math.sqrt(math.log(self.parent.visits) / self.visits)
 
 
@@ -123,6 +124,7 @@ class _Search:
     def select(self, weight: float) -> _Node:
         node = self.root
         while node.children:
+            # A node that is not closed has a child that is not (`_back_up`), so the maximum exists.
             node = max((child for child in node.children if not child.closed), key=lambda child: child.uct(weight))
         return node
 
@@ -141,6 +143,7 @@ class _Search:
         leaves, node = list(self.ends), self.root
         while node.children:
             node = max(node.children, key=lambda child: (child.is_open, child.value))
+        # The leaf to which the best values lead, if play can go on from there.
         leaves += [] if node.done else [node]
         return max(leaves, key=lambda leaf: (leaf.success, max(leaf.reward, 0.0), not leaf.done, leaf.reward))
 
@@ -207,9 +210,11 @@ def _search(caller: Caller, game: HostGame, searches: Sequence[_Search], config:
         open_ = [search for search in searches if not search.over]
         if not open_:
             break
+        # 1. Selection, expansion and simulation of all trees, one call a phase.
         last = _simulate(caller, game, open_, [search.select(config.weight) for search in open_], limit)
         for node in last:
             _back_up(node)
+        # 3. A reflection on each failure, which the prompts of later iterations carry.
         failed = [(search, node) for search, node in zip(open_, last, strict=True) if node.done and not node.success]
         trimmed = caller.trim([search.shown(node.history) for search, node in failed], 1)
         texts = caller.lines(NOTE, [caller.dialogue.chat(history, REFLECT) for history in trimmed])
@@ -233,6 +238,7 @@ def _simulate(
 
 def _expand(caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: Sequence[_Node], limit: int) -> None:
     """Gives each node its children, with their values."""
+    # Other candidates than at the last expansion, where they are drawn.
     caller.seed += 1
     trimmed = caller.trim([search.shown(node.history) for search, node in zip(searches, nodes, strict=True)], 1)
     candidates = propose(caller, trimmed, game.actions)
@@ -241,6 +247,7 @@ def _expand(caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: 
     unknown = []
     for (search, node, action), outcome in zip(pairs, outcomes, strict=True):
         history = node.history.then(Step(action, outcome.observation))
+        # Depth counts steps from the start: the last step that the game allows ends the episode.
         done = outcome.done or node.depth + 1 == game.max_steps
         reward = node.reward + outcome.reward if game.score else float(outcome.success)
         child = _Node(outcome.state, history, node, done, outcome.success, reward)
@@ -256,6 +263,7 @@ def _expand(caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: 
     for (search, child), text in zip(unknown, texts, strict=True):
         number = read_share(text)
         caller.count(CRITIC, "" if number is not None else "no number")
+        # What cannot be read is worth nothing.
         child.value = number or 0.0
         if search.imagined and child.value == 1:
             child.done = child.success = child.closed = True
@@ -268,6 +276,7 @@ def _back_up(last: _Node) -> None:
     node = last.parent
     while node is not None:
         node.visits += 1
+        # A running mean.
         node.value += (last.value - node.value) / node.visits
         node.closed = all(child.closed for child in node.children)
         node = node.parent
@@ -290,6 +299,7 @@ def _play(
     for t in range(game.max_steps):
         if not going:
             break
+        # Episodes whose plan is at its end; the model goes on greedily.
         free = [i for i in going if t >= len(planned[i])]
         trimmed = caller.trim([searches[i].shown(histories[i]) for i in free], 1)
         for i, action in zip(free, next_actions(caller, trimmed, game.actions, caller.seed + t), strict=True):

@@ -106,16 +106,19 @@ def traced(rewards: jax.Array, discount: float, trace_decay: float, ends: jax.Ar
 
 def adam_step(config: PPOConfig, params: Any, opt_state: Any, grads: Any) -> tuple[Any, Any]:
     """`ppo.optimizer`'s step, differentiable in `grads` with Adam's second moment held fixed: (params, opt_state)."""
+    # The values are those of the real step; only the derivative of the update by its gradient is written by hand.
     fixed = jax.lax.stop_gradient(grads)
     updates, opt_state = ppo.optimizer(config).update(fixed, opt_state, params)
     adam = optax.tree.get(opt_state, "ScaleByAdamState")
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     clipped = clip.update(grads, clip.init(params))[0]
     count = adam.count.astype(jnp.float32)
+    # d update / d grad = -rate * (1 - b1) / (1 - b1^t) / (sqrt(nu_hat) + eps), with nu held fixed.
     scale = ppo.learning_rate(config)(adam.count - 1) * (1 - _B1) / (1 - _B1**count)
 
     def through(update, grad, nu):
         slope = -scale / (jnp.sqrt(nu / (1 - _B2**count)) + _EPS)
+        # Adds 0, but its derivative is `slope`.
         return update + slope * (grad - jax.lax.stop_gradient(grad))
 
     return optax.apply_updates(params, jax.tree.map(through, updates, clipped, adam.nu)), opt_state
@@ -142,10 +145,12 @@ def meta_loss(
 
     Returns: (loss, ((params, opt_state) after the step, the metrics of the step's loss)).
     """
+    # 1. The agent's step on r_ex + lambda r_in, as a function of eta.
     intrinsic = added(lir_params["reward"])
     mixed = {**batch, "advantages": batch["base"] + intrinsic, "targets": batch["base_targets"] + intrinsic}
     grads, metrics = jax.grad(lambda p: mixed_loss(agent, config, p, moments, mixed), has_aux=True)(params)
     after = adam_step(config, params, opt_state, grads)
+    # 2. How good the stepped policy is by r_ex alone: the gradient of this reaches eta through the step.
     policy_loss = _policy_loss(agent, config.clip, after[0], moments, batch, batch["extrinsic"])[0]
     values = agent.value({"critic": lir_params["critic"]}, moments, batch["obs"])
     value_loss = jnp.mean((values - batch["extrinsic_targets"]) ** 2)
@@ -210,6 +215,7 @@ def make_update(
             metrics = {**metrics, "extrinsic_loss": loss, "reward_grad_norm": optax.tree.norm(grads["reward"])}
             return (params, opt_state, lir), metrics
 
+        # [epochs * minibatches, size]: one scan over all gradient steps.
         orders = jax.vmap(lambda k: jax.random.permutation(k, N))(jax.random.split(key_learn, config.epochs))
         index = orders.reshape(config.epochs * config.num_minibatches, -1)
         paid = intrinsic_reward(state.aux.params["reward"], x, lir_config)

@@ -82,6 +82,7 @@ def hooks(probability: float = 0.5, config: RNDConfig = _RND) -> Hooks:
     def reset(aux, key, obs, env_state):
         key_kind, key_which = jax.random.split(key)
         index = jax.random.randint(key_which, (), 0, aux.obs.shape[0])
+        # A mix of restarts: a stored critical state with probability p, else the game's own start.
         critical = jax.random.bernoulli(key_kind, probability)
         stored = jax.tree.map(lambda x: x[index], (aux.obs, aux.env_state))
         return jax.tree.map(lambda new, old: jnp.where(critical, new, old), stored, (obs, env_state))

@@ -98,10 +98,12 @@ def reward(
     if N % parts:
         raise ValueError(f"{T} steps x {B} environments do not divide into {parts} minibatches")
     obs = steps.next_obs.reshape(N, *steps.next_obs.shape[2:])
+    # 1. Statistics that include this batch; 2. its errors; 3. their running root mean square; 4. the predictor learns.
     rnd = rnd.replace(obs_moments=rnd.obs_moments.update(obs))
     x = _normalized(rnd, obs)
     errors = _errors(rnd.predictor, rnd.target, x, config)
     moments = rnd.error_moments.update(errors)
+    # sqrt(E[e^2]), from variance and mean.
     bonus = config.coefficient * errors / (jnp.sqrt(moments.var + moments.mean**2) + 1e-8)
     paid = jnp.ones(N, bool) if critical is None else critical(steps.obs.reshape(N, *steps.obs.shape[2:]))
     bonus = jnp.where(paid, bonus, 0.0)
@@ -145,5 +147,6 @@ def _normalized(rnd, obs):
 
 def _errors(predictor_params, target_params, x, config):
     target, predictor = _networks(config)
+    # The target network stays as it was drawn.
     targets = jax.lax.stop_gradient(target.apply(target_params, x))
     return jnp.mean((predictor.apply(predictor_params, x) - targets) ** 2, axis=-1)

@@ -77,9 +77,11 @@ class MaskedEnv(environment.Environment):
 
     def step_env(self, key, state, action, params):
         key_chance, key_base, key_step = jax.random.split(key, 3)
+        # The agent reads batches: one observation is a batch of one.
         out = self.agent.policy(params.policy, params.moments, state.obs[None])
         base = self.agent.to_env(networks.sample(key_base, *out)[0])
         chance = self.env.action_space(params.inner).sample(key_chance).astype(base.dtype)
+        # Both actions are drawn in each step, so that the random numbers do not depend on the mask.
         executed = jnp.where(action == BLIND, chance, base)
         obs, inner, reward, terminated, info = self.env.step_env(key_step, state.inner, executed, params.inner)
         return obs, MaskState(inner, obs), reward, terminated, info
@@ -113,6 +115,7 @@ class MaskNetwork:
     """
 
     def __init__(self, game: ControlGame, config: PPOConfig, base: PPOState):
+        # As the base agent, but for RICE's entropy bonus.
         self.config = dataclasses.replace(config, entropy_coef=0.01)
         self.env = MaskedEnv(game.env, game.params, config)
         self.params = MaskParams(game.params, base.params, base.obs_moments)
@@ -174,6 +177,7 @@ def critical_share(weight: jax.Array, steps: jax.Array, share: float) -> jax.Arr
     """
     if not 0 < share <= 1:
         raise ValueError(f"share is {share}; it must lie in (0, 1]")
+    # The rank of each timestep by importance: argsort of an argsort.
     order = jnp.argsort(-_counted(weight, steps), axis=0)
     rank = jnp.argsort(order, axis=0)
     # A hundredth of a step must not count as a whole one because 0.1 x 10 is not quite 1.
@@ -182,4 +186,5 @@ def critical_share(weight: jax.Array, steps: jax.Array, share: float) -> jax.Arr
 
 
 def _counted(weight, steps):
+    # Timesteps after an episode's end are never the most important.
     return jnp.where(jnp.arange(weight.shape[0])[:, None] < steps, weight, -jnp.inf)
