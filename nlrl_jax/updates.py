@@ -72,7 +72,10 @@ def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Call
         for a, b in pairs:
             if jnp.issubdtype(a.dtype, jnp.inexact):
                 finite &= jnp.all(jnp.isfinite(a) | ~jnp.isfinite(b))
-        keep = lambda a, b: b if a is b else jnp.where(finite, a, b)
+
+        def keep(a, b):
+            return b if a is b else jnp.where(finite, a, b)
+
         return jax.tree.map(keep, new, state), {**metrics, "finite": finite}
 
     return kept
@@ -99,7 +102,10 @@ def seed_mesh(seeds: int) -> Mesh:
 def spread(states: Any, mesh: Mesh) -> Any:
     """A stack of states with its seeds on the devices of a `seed_mesh`, and the `params` they share on all; copies,
     which an update may be given to keep."""
-    put = lambda tree, axis: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(axis)), may_alias=False)
+
+    def put(tree, axis):
+        return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(axis)), may_alias=False)
+
     return put(states.replace(params=None), "seeds").replace(params=put(states.params, None))
 
 

@@ -69,6 +69,7 @@ class Analyst(NamedTuple):
 def identify(analyst: Analyst, episodes: Sequence[ControlEpisode]) -> list[list[Verdict]]:
     """Section 3.3: the verdicts on every episode, in order of time. All chunks of all episodes in one call."""
     roles, counts = analyst.roles, analyst.counts
+    # Long episodes are shown in chunks of timeslots [first, end).
     pieces = [
         (episode, start, min(start + roles.chunk, len(episode)))
         for episode in episodes
@@ -76,8 +77,11 @@ def identify(analyst: Analyst, episodes: Sequence[ControlEpisode]) -> list[list[
     ]
     chats = [roles.identify(*piece) for piece in pieces]
     verdicts: dict[int, list[Verdict]] = {episode.number: [] for episode in episodes}
-    read_verdicts = lambda piece, text: roles.read_verdicts(text, *piece[1:])
-    identified = _complete(analyst, "identify", chats, pieces, read_verdicts, lambda identified: bool(identified[0]))
+
+    def read_verdicts(piece, text):
+        return roles.read_verdicts(text, *piece[1:])
+
+    identified = _complete(analyst, "identify", chats, pieces, read_verdicts, lambda answer: bool(answer[0]))
     for (episode, first, end), (reply, (here, problems)) in zip(pieces, identified, strict=True):
         verdicts[episode.number] += here
         counts["identify/calls"] += 1
@@ -99,6 +103,7 @@ def assign_rewards(
     roles, counts = analyst.roles, analyst.counts
     ratings: list[tuple[ControlEpisode, Verdict, Action, str]] = []
     for episode, of_episode, analysis in zip(episodes, verdicts, analyses, strict=True):
+        # The agent's own action is rated in any case, and the suggested one where it is another.
         for verdict in of_episode:
             if verdict.critical:
                 agent_action = episode.action(verdict.timeslot)
@@ -106,10 +111,14 @@ def assign_rewards(
                 ratings += [(episode, verdict, action, analysis) for action in actions]
     chats = [roles.reward(episode, verdict.timeslot, *rest) for episode, verdict, *rest in ratings]
     states: dict[tuple[int, int], CriticalState] = {}
-    read, is_read = lambda _, text: roles.read_reward(text), lambda reward: reward is not None
-    answers = _complete(analyst, "reward", chats, ratings, read, is_read)
+
+    def read_reward(rating, text):
+        return roles.read_reward(text)
+
+    answers = _complete(analyst, "reward", chats, ratings, read_reward, lambda reward: reward is not None)
     for (episode, verdict, action, _), (reply, reward) in zip(ratings, answers, strict=True):
         t = verdict.timeslot
+        # Two ratings of one timeslot belong to one critical state.
         state = states.setdefault(
             (episode.number, t),
             CriticalState(episode.number, verdict, episode.observations[t], episode.action(t), {}, {}),
@@ -146,8 +155,11 @@ def analyse(
     if not has_verdicts:
         verdicts = identify(analyst, episodes)
     chats = [roles.analyse(episode, of_episode) for episode, of_episode in zip(episodes, verdicts, strict=True)]
-    read, is_read = lambda _, text: without_thoughts(text), lambda text: bool(text.strip())
-    answers = _complete(analyst, "analyse", chats, episodes, read, is_read)
+
+    def read_analysis(episode, text):
+        return without_thoughts(text)
+
+    answers = _complete(analyst, "analyse", chats, episodes, read_analysis, lambda text: bool(text.strip()))
     analyses = [text for _, text in answers]
     counts["analyse/calls"] += len(chats)
     counts["analyse/empty"] += sum(not text.strip() for text in analyses)
@@ -165,22 +177,25 @@ def _complete(
     role: str,
     chats: Sequence[Chat],
     subjects: Sequence[Any],
-    read: Callable[[Any, str], T],
+    reader: Callable[[Any, str], T],
     is_read: Callable[[T], bool],
 ) -> list[tuple[Reply, T]]:
     """The replies to all chats as they are and as read.
 
     Args:
       subjects: what each chat is about.
-      read: (subject, reply's text) -> what it says. is_read: whether that is anything.
+      reader: (subject, reply's text) -> what it says. is_read: whether that is anything.
 
     Raises:
       LanguageModelError: more than half of the first ones, or of all, cannot be read.
     """
     answers: list[tuple[Reply, T]] = []
+    # A model whose replies cannot be read is found out by the first ones, before all others are paid for.
     for part in (slice(0, FIRST), slice(FIRST, None)) if analyst.must_read else (slice(None),):
         replies = analyst.model.complete(chats[part], SAMPLINGS[role], role, analyst.seed) if chats[part] else []
-        answers += [(reply, read(subject, reply.text)) for subject, reply in zip(subjects[part], replies, strict=True)]
+        answers += [
+            (reply, reader(subject, reply.text)) for subject, reply in zip(subjects[part], replies, strict=True)
+        ]
         bad = [reply for reply, content in answers if not is_read(content)]
         if analyst.must_read and 2 * len(bad) > len(answers):
             raise LanguageModelError(_unreadable(role, bad, len(answers)))

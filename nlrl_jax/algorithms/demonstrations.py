@@ -70,6 +70,7 @@ def compile_reply(reply: Template, tokenizer: Tokenizer):
     def assemble(fields, actions):
         action_fields = {"shown": jnp.maximum(actions, 0), "num_shown": jnp.sum(actions >= 0, dtype=jnp.int32)}
         tokens, length = compiled({**fields, **action_fields})
+        # One slot more than the longest reply, for its end token.
         tokens = jnp.concatenate([jnp.asarray(compiled.prefix), tokens, jnp.zeros(1, tokens.dtype)])
         length = first + length
         return tokens.at[length].set(end), length + 1

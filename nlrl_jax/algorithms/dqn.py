@@ -195,7 +195,10 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
     they are not (see `updates.keep_finite`).
     """
     network, n = QNetwork(env.num_actions), config.num_envs
-    q_of = lambda params, obs: network.apply({"params": params}, obs)
+
+    def q_of(params, obs):
+        return network.apply({"params": params}, obs)
+
     step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
     reset_env = jax.vmap(env.reset_env, in_axes=(0, None))
 
@@ -216,7 +219,10 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
         obs = obs.astype(jnp.uint8)
         # The ring's size is a multiple of n, so that a write never runs over its end.
         start = state.played * n % config.buffer_size
-        store = lambda ring, new: jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), start, axis=0)
+
+        def store(ring, new):
+            return jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), start, axis=0)
+
         buffer = jax.tree.map(store, state.buffer, Transitions(state.obs, action, reward, obs, terminated))
         steps = state.episode_steps + 1
         done = terminated | _truncated(env, env_params, env_state) | (steps >= config.max_steps)
@@ -248,7 +254,10 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
         params = jax.tree.map(lambda p, u: p - state.learning_rate * u, state.params, updates)
         # The step is computed in any case, and thrown away: under `vmap` a `cond` would compute both branches as well.
         ready = filled >= config.learning_starts
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, old)
+
+        def keep(new, old):
+            return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, old)
+
         params, opt_state = keep(params, state.params), keep(opt_state, state.opt_state)
         done = state.updates + ready
         copy = ready & (done % config.target_every == 0)

@@ -270,7 +270,10 @@ def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], lis
             continue
         options.append([action for action, _ in rows])
         if all(reply.log_probs for _, replies_of_game in rows for reply in replies_of_game):
-            finite = lambda reply: caller.finite(POLICY, reply.log_probs)
+
+            def finite(reply):
+                return caller.finite(POLICY, reply.log_probs)
+
             texts = [
                 {reply.text.strip(): finite(reply) for reply in replies_of_game}.values() for _, replies_of_game in rows
             ]

@@ -220,7 +220,10 @@ def evaluate(
     dialogue = caller.dialogue
     pairs = [(i, action) for i, proposal in enumerate(candidates) for action in proposal.actions]
     words = config.pair()
-    decided = lambda step: dialogues.verdict(step.note, (*words, dialogues.UNKNOWN)) in map(str.upper, words)
+
+    def decided(step):
+        return dialogues.verdict(step.note, (*words, dialogues.UNKNOWN)) in map(str.upper, words)
+
     if config.planning.depth:
         first = [histories[i] for i, _ in pairs], [action for _, action in pairs]
         rollouts = imagine(caller, *first, actions, decided, config.branch)
@@ -263,7 +266,10 @@ def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[tuple[flo
     if config.floor:
         # log(p + floor), without leaving log space.
         rows = np.logaddexp(np.reshape(rows, (-1, 2)), math.log(config.floor)).tolist()
-    value = lambda good, bad: good if config.critic == "positive" else 0.0 if good == bad else good - bad
+
+    def value(good, bad):
+        return good if config.critic == "positive" else 0.0 if good == bad else good - bad
+
     return [(value(*row), *words) for row, words in zip(rows, word_log_probs, strict=True)]
 
 

@@ -170,6 +170,7 @@ class _Caller:
         for i, (state, reply) in enumerate(zip(states, replies, strict=True)):
             action, problem = roles.read_action(reply)
             candidates = roles.candidates(state)
+            # A word of the game that is not allowed in this state.
             if action >= 0 and action not in candidates:
                 action, problem = -1, "illegal"
             self._count(role, problem)

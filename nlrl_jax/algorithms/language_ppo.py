@@ -122,9 +122,12 @@ class LanguagePPOState:
 
 def optimizer(config: LanguagePPOConfig) -> optax.GradientTransformation:
     """AdamW over {"actor", "critic"}, each with its own rate and its own clipping."""
-    adamw = lambda rate: optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm), optax.adamw(rate, weight_decay=config.weight_decay)
-    )
+
+    def adamw(rate):
+        return optax.chain(
+            optax.clip_by_global_norm(config.max_grad_norm), optax.adamw(rate, weight_decay=config.weight_decay)
+        )
+
     parts = {"actor": adamw(config.actor_learning_rate), "critic": adamw(config.critic_learning_rate)}
     return optax.multi_transform(parts, {"actor": "actor", "critic": "critic"})
 
@@ -162,7 +165,10 @@ def play(
     policy: MovePolicy, game: TextGame, state: LanguagePPOState, key: jax.Array, num: int, max_turns: int = 5
 ) -> dict[str, jax.Array]:
     """Greedy play: `results` over `num` games. Pure; jit it over `state` and `key`."""
-    nothing = lambda hidden: jnp.zeros(hidden.shape[:1])
+
+    def nothing(hidden):
+        return jnp.zeros(hidden.shape[:1])
+
     acting = placement.gathered(policy.model, state.variables)
     return results(play_games(policy, game, acting, nothing, key, num, max_turns, temperature=0.0)[0])
 
@@ -182,7 +188,10 @@ def make_rows(moves: Moves, cut_value: jax.Array, config: LanguagePPOConfig) -> 
     """
     # Where a game stopped without an end, its last position's value follows (`cut_value`), not 0.
     discounts = jnp.where(moves.terminated, 0.0, config.discount)
-    after = lambda rows, last: jnp.concatenate([rows[1:], last[None]])
+
+    def after(rows, last):
+        return jnp.concatenate([rows[1:], last[None]])
+
     goes_on = after(moves.active, jnp.zeros_like(moves.active[0]))
     following = jnp.where(goes_on, after(moves.value, cut_value), cut_value)
     advantages, targets = gae(moves.reward, discounts, moves.value, following, config.trace_decay, ~goes_on)
@@ -248,7 +257,10 @@ def make_update(
         weights = active / jnp.maximum(jnp.sum(active), 1)
         shapes = jax.eval_shape(grad_of, learned, frozen, jax.tree.map(lambda x: x[0], rows), weights[0])
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        add = lambda total, batch: (jax.tree.map(jnp.add, total, grad_of(learned, frozen, *batch)), None)
+
+        def add(total, batch):
+            return jax.tree.map(jnp.add, total, grad_of(learned, frozen, *batch)), None
+
         ((loss, metrics), grads), _ = jax.lax.scan(add, nothing, (rows, weights))
         updates, opt_state = tx.update(grads, opt_state, learned)
         metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
@@ -258,7 +270,10 @@ def make_update(
         check_masters(getattr(state, config.train))
         # 1. Play; all games in lockstep, all turns in one scan.
         key_play, key_order = jax.random.split(key)
-        value_of = lambda hidden: head.apply({"params": state.critic}, hidden)
+
+        def value_of(hidden):
+            return head.apply({"params": state.critic}, hidden)
+
         acting = placement.gathered(policy.model, state.variables)
         moves, cut_value = play_games(
             policy, game, acting, value_of, key_play, config.num_games, config.max_turns, config.temperature
@@ -267,11 +282,16 @@ def make_update(
         rows = make_rows(moves, cut_value, config)
         frozen = {name: value for name, value in state.variables.items() if name != config.train}
         carry = {"actor": getattr(state, config.train), "critic": state.critic}, state.opt_state
-        step = lambda carry, rows: gradient_step(carry, rows, frozen)
+
+        def step(carry, rows):
+            return gradient_step(carry, rows, frozen)
 
         def step_or_nothing(carry, rows):
             shapes = jax.eval_shape(step, carry, rows)[1]
-            skip = lambda carry, _: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+
+            def skip(carry, _):
+                return carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
             do = jnp.any(rows.moves.active)
             carry, metrics = jax.lax.cond(do, step, skip, carry, rows)
             return carry, {**metrics, "steps": do.astype(jnp.float32)}

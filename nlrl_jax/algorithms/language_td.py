@@ -60,7 +60,10 @@ def look_ahead(
       variations: K.
     """
     starts = viewer.views(positions)
-    at = lambda step: jax.tree.map(lambda leaf: leaf[step], reached)
+
+    def at(step):
+        return jax.tree.map(lambda leaf: leaf[step], reached)
+
     after = [viewer.views(at(step)) for step in range(1, len(actions) + 1)]
     last = at(-1)
     outcome = np.asarray(jax.vmap(game.returns)(last))

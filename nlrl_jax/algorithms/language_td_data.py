@@ -87,7 +87,10 @@ def load_or_make(game: BoardGame, config: TDDataConfig, seed: int, folder: pathl
             np.savez_compressed(part, **stored)
             part.replace(path)
     tree = jax.tree.structure(game.init())
-    unpack = lambda name: jax.tree.unflatten(tree, [stored[f"{name}_{i}"] for i in range(tree.num_leaves)])
+
+    def unpack(name):
+        return jax.tree.unflatten(tree, [stored[f"{name}_{i}"] for i in range(tree.num_leaves)])
+
     viewer = Viewer(game)
     train = language_td.look_ahead(
         game, viewer, unpack("train"), stored["actions"], unpack("reached"), config.variations
@@ -99,7 +102,10 @@ def sample(game: BoardGame, config: TDDataConfig, num: int, key: jax.Array) -> l
     """Early positions and look-ahead variations by random play: quick to make, as long as those of a run."""
     random_move = random_opponent(game)
     is_over = jax.vmap(game.is_terminal)
-    policy = lambda key, positions: (jnp.where(is_over(positions), -1, random_move(key, positions)), None, None)
+
+    def policy(key, positions):
+        return jnp.where(is_over(positions), -1, random_move(key, positions)), None, None
+
     start = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], num, axis=0), game.init())
     _, played = mcts.play_moves(game, policy, jax.random.fold_in(key, 0), start, 4)  # no game is over so early
     positions = jax.tree.map(lambda leaf: leaf[-1], played)
@@ -112,13 +118,19 @@ def sample(game: BoardGame, config: TDDataConfig, num: int, key: jax.Array) -> l
 def _make(game: BoardGame, config: TDDataConfig, seed: int) -> dict[str, np.ndarray]:
     key_games, key_split, key_look, key_judge = jax.random.split(jax.random.key(check_seed(seed)), 4)
     clock = time.monotonic()
-    log = lambda text: print(f"[{time.monotonic() - clock:5.0f} s] {text}", flush=True)
+
+    def log(text):
+        print(f"[{time.monotonic() - clock:5.0f} s] {text}", flush=True)
+
     policies = [mcts.mcts_policy(game, *skill) for skill in parse_skills(config.skills)]
     needed = config.states + config.test_states
     positions = _states(game, policies, key_games, needed)
     # 1. Distinct positions, shuffled; the first ones are held out.
     order = np.asarray(jax.random.permutation(key_split, len(jax.tree.leaves(positions)[0])))[:needed]
-    take = lambda rows: jax.tree.map(lambda leaf: np.asarray(leaf)[rows], positions)
+
+    def take(rows):
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], positions)
+
     train, test = take(order[config.test_states :]), take(order[: config.test_states])
     log(f"{len(order)} positions from games of {len(policies)} players with each other")
     policy = mcts.mcts_policy(game, config.simulations, config.rollouts)

@@ -204,7 +204,10 @@ def make_update(
         advantages = advantages.reshape(-1)
         # Each turn is compared with the same turn of the group's other episodes.
         if config.credit == "turn":
-            by_group = lambda x: x.reshape(config.max_turns, n, -1)
+
+            def by_group(x):
+                return x.reshape(config.max_turns, n, -1)
+
             to_go = by_group(returns_to_go(rewards)[:, chosen])
             advantages = group_advantage(to_go, config.std_ddof, mask=by_group(learned.active))
             advantages = advantages.reshape(config.max_turns, -1)
@@ -248,7 +251,10 @@ def choose(
         return jnp.broadcast_to(jnp.arange(returns.shape[1]), returns.shape), advantages
     # Lines 20-23, equation 5: G' episodes of each group, advantages recomputed on them.
     chosen = aaw_sample(key, advantages, config.group_sample, config.sampling_temperature)
-    of_chosen = lambda x: jnp.take_along_axis(x, chosen, axis=-1)
+
+    def of_chosen(x):
+        return jnp.take_along_axis(x, chosen, axis=-1)
+
     return chosen, group_advantage(of_chosen(returns), config.std_ddof, None if mask is None else of_chosen(mask))
 
 
@@ -293,7 +299,10 @@ def episode_metrics(episodes: text_games.Episodes, returns: jax.Array) -> dict[s
     turns = episodes.turns
     turn, active = turns.turn, turns.active
     played = jnp.maximum(jnp.sum(active), 1)
-    per_turn = lambda x: jnp.sum(jnp.where(active, x, 0)) / played
+
+    def per_turn(x):
+        return jnp.sum(jnp.where(active, x, 0)) / played
+
     equal = jnp.max(returns, axis=-1) == jnp.min(returns, axis=-1)
     return {
         "return": jnp.mean(returns),

@@ -107,6 +107,7 @@ def teach(
       key: of the AAW sampling.
       room: tokens of the model's context.
     """
+    # 1. Returns C_j, advantages, and the episodes that are learned from (lines 17 to 23).
     rewards = [[composite_rewards(played, config) for played in group] for group in groups]
     returns = np.array([[turn_rewards.sum() for turn_rewards in group] for group in rewards], np.float32)
     whole = np.array([[not played.episode.error for played in group] for group in groups])
@@ -118,6 +119,7 @@ def teach(
     credits = credit(learned, rewards, advantages, counts, config)
     transcripts = []
     for g, j in zip(*np.nonzero(counts)):
+        # 2. Transcripts of the episodes that count, each token with its turn's advantage.
         tokens = sum(len(reply.written.tokens) for turn in learned[g][j].turns for reply in turn.replies)
         weight = 1.0 / (max(tokens, 1) * counts.sum())  # equation 1's two averages
         transcripts += transcripts_of(learned[g][j].turns, credits[g, j], weight, reader.begin)
@@ -125,6 +127,7 @@ def teach(
         transcripts = [transcript for transcript in transcripts if any(transcript.advantages)]
     if not transcripts:
         return Lesson(None, measured)
+    # 3. Rows of few different shapes.
     rows = pack(transcripts, room - len(reader.begin), len(reader.begin), config.micro_batch, reader.model)
     if reader.temperature != 1:  # they are known at temperature 1 only
         rows = rows._replace(sampled=None)
@@ -169,6 +172,7 @@ def credit(
     table, active = np.zeros((n, G, T), np.float32), np.zeros((n, G, T), bool)
     anchors = np.full((n, G, T), -1, np.int32)
     for g, group in enumerate(learned):
+        # Observations of one task, numbered as they first occur: the states of credit "state".
         places: dict[str, int] = {}
         for j, episode in enumerate(group):
             if counts[g, j]:
@@ -177,13 +181,17 @@ def credit(
                 anchors[g, j, :t] = [places.setdefault(turn.observation, len(places)) for turn in episode.turns]
     if config.credit == "episode":
         return np.where(active, advantages[..., None], 0.0)
+    # Turns first, as `returns_to_go` wants them.
     to_go = np.moveaxis(table, -1, 0).reshape(T, n * G)
     if config.credit == "turn":
         to_go = returns_to_go(jnp.asarray(to_go)).reshape(T, n, G)
         turn_advantages = group_advantage(to_go, config.std_ddof, mask=jnp.asarray(np.moveaxis(active, -1, 0)))
         return np.moveaxis(np.asarray(turn_advantages), 0, -1)
     to_go = np.moveaxis(np.asarray(returns_to_go(jnp.asarray(to_go), config.step_discount)).reshape(T, n, G), 0, -1)
-    flat = lambda x: jnp.asarray(x.reshape(n, G * T))
+
+    def flat(x):
+        return jnp.asarray(x.reshape(n, G * T))
+
     steps = np.asarray(anchored_advantage(flat(to_go), flat(anchors), config.std_ddof)).reshape(n, G, T)
     return np.where(active, advantages[..., None] + config.step_weight * steps, 0.0)
 

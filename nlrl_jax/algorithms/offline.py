@@ -153,12 +153,14 @@ def q_values(model: LanguageModel, dialogue: Dialogue, histories: Sequence[Histo
       NotImplementedError: the model does not score.
     """
     words, chats = (f" {GOOD}", f" {BAD}"), []
+    # Room is left for the longer of the two words.
     longest = max((GOOD, BAD), key=lambda word: dialogue.count(f" {word}"))
     for history in histories:
         for line in actions(history):
             prefix = f"Action: {line.text}\nCritic: {VERDICT}"
             chats.append(lines.prompt(dialogue, line._replace(opening=prefix, text=longest)))
     scores = model.score(chats, [words] * len(chats), "critic")
+    # All episodes' actions in one list; each episode takes as many of them as it has steps.
     differences = (good.log_prob - bad.log_prob for good, bad in scores)
     return [list(itertools.islice(differences, len(history.steps))) for history in histories]
 

@@ -77,7 +77,10 @@ class Replies(NamedTuple):
 
     def loss(self, objective: Loss, new: jax.Array, old: jax.Array, reference: jax.Array) -> Any:
         """The objective of one micro-batch, a token at a time, as a row holds tokens of several replies."""
-        each = lambda x: x.reshape(-1, 1)
+
+        def each(x):
+            return x.reshape(-1, 1)
+
         return objective(*map(each, (new, old, reference)), self.advantages.reshape(-1), each(self.weights))
 
 
@@ -108,11 +111,17 @@ def micro_batches(
     # R = num * each rows hold all replies even at their longest; short ones leave rows, and whole micro-batches, empty.
     each = whole_rows(-(-size // fold), mesh)
     num = -(-T * J // (fold * each))
-    flat = lambda x: x.reshape(T * J, *x.shape[2:])
+
+    def flat(x):
+        return x.reshape(T * J, *x.shape[2:])
+
     lengths = jnp.where(flat(counts), flat(turn.reply_lengths), 0)
     place = packing.plan(flat(turn.prompt_lengths), lengths, turn.prompts.shape[-1], K, num * each, fold)
     rows = packing.rows(place, flat(turn.prompts), flat(turn.replies))
-    of_tokens = lambda x: place.of_replies(jnp.broadcast_to(flat(x), (T * J, K)))
+
+    def of_tokens(x):
+        return place.of_replies(jnp.broadcast_to(flat(x), (T * J, K)))
+
     replies = Replies(rows, of_tokens(turn.replies), of_tokens(weights), of_tokens(advantages[..., None]))
     return jax.tree.map(lambda x: x.reshape(num, each, *x.shape[1:]), replies)
 
@@ -130,8 +139,12 @@ def log_probs_of(policy: Policy, variables: Any, rows: Rows) -> jax.Array:
     prefix = policy.prefix(variables)
 
     def of(batch):
-        score = lambda batch: batch.score(policy, variables, prefix)
-        nothing = lambda batch: jnp.zeros_like(batch.weights)
+        def score(batch):
+            return batch.score(policy, variables, prefix)
+
+        def nothing(batch):
+            return jnp.zeros_like(batch.weights)
+
         return jax.lax.cond(jnp.any(batch.weights > 0), score, nothing, batch)
 
     return jax.lax.map(of, rows)
@@ -167,7 +180,9 @@ def loss_and_grad(
         ref = row.score(policy, base, ref_prefix) if reference else new
         return row.loss(loss, new, old, ref)
 
-    prefix_of = lambda lora: policy.prefix({**base, "lora": lora})
+    def prefix_of(lora):
+        return policy.prefix({**base, "lora": lora})
+
     prefix = prefix_of(lora)
     # By the adapter directly, and by the prefix, through which the adapter acts as well.
     grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
@@ -176,13 +191,17 @@ def loss_and_grad(
     nothing = sums, (jax.tree.map(jnp.zeros_like, masters), of_prefix)  # the adapter's are summed in float32
 
     def accumulate(total, row):
-        add = lambda total: jax.tree.map(jnp.add, total, grad(lora, prefix, row))
+        def add(total):
+            return jax.tree.map(jnp.add, total, grad(lora, prefix, row))
+
         return jax.lax.cond(jnp.any(row.weights > 0), add, lambda total: total, total), None
 
     ((value, metrics), (grads, prefix_grads)), _ = jax.lax.scan(accumulate, nothing, rows)
     if prefix is not None:
         # Read again, so that its activations are not kept beside a micro-batch's; XLA:CPU drops barriers, so it is the
         # `cond` that keeps it from reading before the rows are done.
-        pull_back = lambda grads: jax.tree.map(jnp.add, grads, jax.vjp(prefix_of, lora)[1](prefix_grads)[0])
+        def pull_back(grads):
+            return jax.tree.map(jnp.add, grads, jax.vjp(prefix_of, lora)[1](prefix_grads)[0])
+
         grads = jax.lax.cond(jnp.any(rows.weights > 0), pull_back, lambda grads: grads, grads)
     return value, metrics, grads

@@ -227,7 +227,10 @@ def advantages_of(
 ) -> tuple[jax.Array, jax.Array]:
     """GAE over steps [T, B]: (advantages, value targets). Truncated episodes bootstrap from their last state."""
     T, B = rewards.shape
-    flat = lambda obs: obs.reshape(T * B, *obs.shape[2:])
+
+    def flat(obs):
+        return obs.reshape(T * B, *obs.shape[2:])
+
     values = agent.value(params, moments, flat(steps.obs)).reshape(T, B)
     next_values = agent.value(params, moments, flat(steps.next_obs)).reshape(T, B)
     # Only a terminal state has no future: a truncated episode bootstraps from `next_obs`, its last state.
@@ -279,7 +282,10 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hook
             state, rewards = scale_rewards(state, rewards, steps.done, config.discount)
         advantages, targets = advantages_of(agent, config, state.params, moments, steps, rewards)
         N = rewards.size
-        flat = lambda x: x.reshape(N, *x.shape[2:])
+
+        def flat(x):
+            return x.reshape(N, *x.shape[2:])
+
         obs, action = flat(steps.obs), flat(steps.action)
         data = {
             "obs": obs,
@@ -304,7 +310,10 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hook
         def epoch(carry, key):
             # One gather per epoch: on a CPU one per minibatch is slower, and so is one for all epochs.
             order = jax.random.permutation(key, N)
-            parts = lambda x: x[order].reshape(config.num_minibatches, -1, *x.shape[1:])
+
+            def parts(x):
+                return x[order].reshape(config.num_minibatches, -1, *x.shape[1:])
+
             return jax.lax.scan(minibatch, carry, jax.tree.map(parts, data))
 
         keys = jax.random.split(key, config.epochs)
@@ -320,7 +329,10 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hook
 def episode_metrics(steps: Transitions) -> dict[str, jax.Array]:
     """Mean return and length of the episodes that ended in these steps (0 if none did), and counts."""
     episodes = jnp.sum(steps.done)
-    mean = lambda x: jnp.sum(x) / jnp.maximum(episodes, 1)
+
+    def mean(x):
+        return jnp.sum(x) / jnp.maximum(episodes, 1)
+
     return {
         "env_return": mean(steps.finished_return),
         "env_steps": mean(steps.finished_steps),

@@ -142,7 +142,10 @@ def make_sft_step(
         updates, new_state = optimizer.update(grads, opt_state, variables[train])
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        keep = lambda new, old: jnp.where(finite, new, old)
+
+        def keep(new, old):
+            return jnp.where(finite, new, old)
+
         learned = jax.tree.map(keep, optax.apply_updates(variables[train], updates), variables[train])
         opt_state = jax.tree.map(keep, new_state, opt_state)
         return {**variables, train: learned}, opt_state, {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite}

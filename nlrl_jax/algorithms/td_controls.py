@@ -42,8 +42,12 @@ def controls(
     """
     key_look, key_search = jax.random.split(jax.random.key(check_seed(seed)))
     policy = mcts.mcts_policy(game, config.simulations, config.rollouts)
+    # Row n * K + k is variation k of test position n, as in the data.
     repeated = jax.tree.map(lambda leaf: np.repeat(leaf, config.variations, axis=0), data.positions)
-    play = lambda key, rows: mcts.play_moves(game, policy, key, rows, config.look_ahead)
+
+    def play(key, rows):
+        return mcts.play_moves(game, policy, key, rows, config.look_ahead)
+
     actions, reached = in_chunks(play, key_look, repeated, axis=1)
     buffer = language_td.look_ahead(game, Viewer(game), data.positions, actions, reached, config.variations)
     targets = language_td.td_estimate(buffer, roles, value, aggregator, learning, seed, Counter())

@@ -52,14 +52,20 @@ class Rows(NamedTuple):
 
     def score(self, policy: Any, variables: Any, prefix: KeyValues | None) -> jax.Array:
         """Log-probabilities of the learned tokens of one micro-batch, [M, K], as they are sampled (before top-k)."""
-        take = lambda x, places: jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)
+
+        def take(x, places):
+            return jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)
+
         hidden, _ = policy.model.apply(variables, self.tokens, self.positions, prefix=prefix, segments=self.segments)
         targets = take(self.tokens, self.at)
         return token_log_probs(policy.model, variables, take(hidden, self.at - 1), targets, policy.temperature)
 
     def loss(self, objective: Loss, new: jax.Array, old: jax.Array, reference: jax.Array) -> Any:
         """The objective of one micro-batch, in which each token has the advantage of its own turn."""
-        column = lambda x: x.reshape(-1, 1)
+
+        def column(x):
+            return x.reshape(-1, 1)
+
         columns = column(new), column(old), column(reference)
         value, metrics = objective(*columns, self.advantages.reshape(-1), column(self.weights))
         if self.sampled is not None:
@@ -162,8 +168,13 @@ def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: 
     # Numbers of micro-batches and of learned tokens are powers of two, so that few programs are compiled.
     num = bucket(-(-len(rows) // size), 1)
     learned = bucket(max(sum(len(transcript.at) for transcript in row) for row in rows), 16)
-    ints = lambda last: np.zeros((num * size, last), np.int32)
-    floats = lambda: np.zeros((num * size, learned), np.float32)
+
+    def ints(last):
+        return np.zeros((num * size, last), np.int32)
+
+    def floats():
+        return np.zeros((num * size, learned), np.float32)
+
     out = Rows(ints(length), ints(length), ints(length), ints(learned) + 1, floats(), floats(), floats())
     for r, row in enumerate(rows):
         start, k = 0, 0

@@ -73,8 +73,13 @@ class LegalMoves(NamedTuple):
     def of(cls, game: BoardGame) -> LegalMoves:
         if hasattr(game, "nth_legal"):
             return cls(game.max_legal, game.num_legal, game.nth_legal)
-        count = lambda position: game.legal_action_mask(position).sum(dtype=jnp.int32)
-        nth = lambda position, k: jnp.argmax(jnp.cumsum(game.legal_action_mask(position)) > k).astype(jnp.int32)
+
+        def count(position):
+            return game.legal_action_mask(position).sum(dtype=jnp.int32)
+
+        def nth(position, k):
+            return jnp.argmax(jnp.cumsum(game.legal_action_mask(position)) > k).astype(jnp.int32)
+
         return cls(game.num_actions, count, nth)
 
 

@@ -111,7 +111,7 @@ def make_table(
     for row, (code, group) in enumerate(groups):
         codes[row] = code
         keys[row] = (group[0].observation.reshape(-1) - mean) / scale
-        # A state judged several times goes by majority; a verdict without a suggestion votes for the agent's own action.
+        # A state judged several times goes by majority; without a suggestion a verdict votes for the agent's action.
         verdicts = [(state.verdict.action, state.taken) for state in group if state.verdict.judged]
         if any(better is not None for better, _ in verdicts):
             votes = Counter(agent_action if better is None else better for better, agent_action in verdicts)
@@ -265,7 +265,10 @@ def guidance(game: ControlGame, config: GuidanceConfig, mean_action: MeanAction 
     def bonus(table, steps, obs_moments):
         del obs_moments
         T, B = steps.reward.shape
-        flat = lambda x: x.reshape(T * B, *x.shape[2:])
+
+        def flat(x):
+            return x.reshape(T * B, *x.shape[2:])
+
         hit, row = look_up(table, game, config.radius, flat(steps.obs))
         executed = _executed(game, flat(steps.action))
         executed = executed if mean_action is None else executed - mean_action(flat(steps.obs))

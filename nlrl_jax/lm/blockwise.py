@@ -45,12 +45,18 @@ class Sight(NamedTuple):
 
     def mask(self, query: jax.Array | int, queries: int, slot: jax.Array | int, slots: int) -> jax.Array:
         """bool [B or 1, queries, slots] of so many queries from number `query` on, and slots from `slot` on."""
-        rows = lambda x: jax.lax.dynamic_slice_in_dim(x, query, queries, axis=1)
-        columns = lambda x: jax.lax.dynamic_slice_in_dim(x, slot, slots, axis=-1)
+
+        def rows(x):
+            return jax.lax.dynamic_slice_in_dim(x, query, queries, axis=1)
+
+        def columns(x):
+            return jax.lax.dynamic_slice_in_dim(x, slot, slots, axis=-1)
+
         if self.sees is not None:
             return columns(rows(self.sees))
         mask = jnp.ones((1, queries, slots), bool)
         if self.first is not None:
+            # Causal: slot numbers are positions in the cache, so a query sees slots up to its own.
             mask = (slot + jnp.arange(slots) <= self.first + query + jnp.arange(queries)[:, None])[None]
         if self.valid is not None:
             mask &= columns(self.valid)[:, None, :]
@@ -77,7 +83,11 @@ def blocks_for(
     platform = platform_of(mesh)
     if queries * keys < LONG.get(platform, LONG_ELSEWHERE) ** 2 or queries == 1:
         return None
-    parts = lambda axis: 1 if mesh is None else devices_of(mesh, RULES[axis])
+
+    def parts(axis):
+        return 1 if mesh is None else devices_of(mesh, RULES[axis])
+
+    # Scores [rows, heads, side, side] of a block on one device; a power of two, so that blocks divide buckets.
     each = -(-batch // parts("batch")) * -(-heads // parts("heads"))
     side = 2 ** int(np.log2(max(1, SCORES.get(platform, SCORES_ELSEWHERE) // each)) / 2)
     side = min(max(side, SHORTEST), LONGEST)
@@ -104,7 +114,9 @@ def attend(
     """
     B, L, heads, D = q.shape
     K = k.shape[2]
+    # Scaled once here, not in every block of scores.
     q = _filled(q * jnp.asarray(D**-0.5, q.dtype), 1, blocks.queries)
+    # [B, N, C, K, R, D] -> [N, K, B, R, C, D]: blocks first, to be picked one by one; grouped heads next to each other.
     q = q.reshape(B, -1, blocks.queries, K, heads // K, D).transpose(1, 3, 0, 4, 2, 5)
     k, v = (_filled(t.transpose(2, 0, 1, 3), 2, blocks.keys) for t in (k, v))
     sight = Sight(
@@ -120,8 +132,12 @@ def attend(
         prefix_k, prefix_v = (_filled(t.transpose(1, 0, 2), 1, blocks.keys) for t in prefix)
         everyone = Sight(None, _filled(jnp.ones((1, P), bool), 1, blocks.keys))
         prefix_out, prefix_weight = _attend(blocks._replace(first=None), q, prefix_k, prefix_v, everyone)
+        # Two softmaxes into one: each result counts by its share of the sum of weights.
         both = jnp.logaddexp(weight, prefix_weight)
-        share = lambda part: jnp.exp(part - both)[..., None]
+
+        def share(part):
+            return jnp.exp(part - both)[..., None]
+
         out = out * share(weight) + prefix_out * share(prefix_weight)
     return out.astype(q.dtype).transpose(2, 0, 4, 1, 3, 5).reshape(B, -1, heads, D)[:, :L]
 
@@ -135,6 +151,7 @@ def _pairs(blocks: Blocks, q: jax.Array, k: jax.Array) -> tuple[np.ndarray, np.n
     """Numbers of the query and the key block of each pair that may see each other, int32 [pairs] each."""
     i, j = np.indices((q.shape[0], k.shape[-2] // blocks.keys), np.int32).reshape(2, -1)
     if blocks.first is not None:
+        # A pair counts if its first key is at or before its last query.
         near = j * blocks.keys < blocks.first + (i + 1) * blocks.queries
         i, j = i[near], j[near]
     return i, j
@@ -181,12 +198,14 @@ def _attend(blocks: Blocks, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sig
         i, j = pair
         out, top, total = (_at(t, i) for t in state)
         scores = _scores(blocks, _at(q, i), _keys(blocks, k, j), sight, i, j)
+        # The running maximum may grow: what has been summed so far shrinks by exp(old - new).
         higher = jnp.maximum(top, scores.max(-1))
         weights, share = jnp.exp(scores - higher[..., None]), jnp.exp(top - higher)
         new = _product("kbrcs", "kbsd", "kbrcd", weights.astype(v.dtype), _keys(blocks, v, j))
         parts = (out * share[..., None] + new, higher, total * share + weights.sum(-1))
         return tuple(_put(t, i, part) for t, part in zip(state, parts)), None
 
+    # MASKED is finite, so that a row that has seen nothing yet gives exp(0) and not NaN.
     zeros = jnp.zeros(q.shape, jnp.float32)
     state = (zeros, jnp.full(q.shape[:-1], MASKED), zeros[..., 0])
     (out, top, total), _ = jax.lax.scan(step, state, _pairs(blocks, q, k))
@@ -208,6 +227,7 @@ def _attend_bwd(blocks, residuals, gradients):
         i, j = pair
         dq, dk, dv = state
         query, keys, values, d = _at(q, i), _keys(blocks, k, j), _keys(blocks, v, j), _at(dout, i)
+        # The softmax again from its scores and its saved logarithm; d softmax = p (dp - sum p dp).
         weights = jnp.exp(_scores(blocks, query, keys, sight, i, j) - _at(weight, i)[..., None])
         dscores = weights * (_product("kbrcd", "kbsd", "kbrcs", d, values) - _at(mean, i)[..., None])
         dscores = dscores.astype(q.dtype)

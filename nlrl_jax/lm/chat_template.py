@@ -60,6 +60,7 @@ class TemplateOptions:
           ValueError: there is such a variable. `whose` templates they are, in words.
         """
         readable = frozenset().union(*map(variables_of, sources))
+        # A variable that no template reads would be ignored without a word.
         unknown = [name for name in self.variables() if name not in readable]
         if unknown:
             names = ", ".join(sorted(readable.difference(_GIVEN))) or "none"

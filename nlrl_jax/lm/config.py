@@ -80,7 +80,9 @@ class ModelConfig:
     def num_params(self) -> int:
         """Number of weights, adapters not counted."""
         d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        # q and o; k and v; biases; q and k norms.
         attention = d * q + 2 * d * kv + q * d + (q + 2 * kv) * self.qkv_bias + 2 * self.head_dim * self.qk_norm
+        # gate, up and down; two norms.
         block = attention + 3 * d * self.intermediate_size + 2 * d
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
         return embeddings + self.num_layers * block + d
@@ -95,10 +97,12 @@ class ModelConfig:
         architecture = _architecture(hf)
         heads, qwen = _size(hf, "num_attention_heads"), architecture != "LlamaForCausalLM"
         _refuse_unsupported(hf, architecture)
+        # Defaults are those of the families' configuration classes.
         positions = _size(hf, "max_position_embeddings", 32768 if qwen else 2048)
         rope_theta, rope_scaling = _rope(hf, positions)
         own_head_dim, rest = divmod(_size(hf, "hidden_size"), heads)
         if architecture == "Qwen3ForCausalLM":
+            # Qwen3's default, whatever hidden_size / heads is.
             own_head_dim = 128
         elif rest and hf.get("head_dim") is None:
             raise ValueError(f"hidden_size {hf['hidden_size']} is not a multiple of num_attention_heads {heads}")

@@ -57,24 +57,29 @@ def plan(prompt_lengths: jax.Array, reply_lengths: jax.Array, S: int, K: int, nu
     """
     n, L, C = len(prompt_lengths), fold * (S + K - 1), fold * K
     counted = reply_lengths > 0
+    # A text's last token predicts nothing and is not read.
     tokens = jnp.where(counted, prompt_lengths + reply_lengths - 1, 0)
     order = jnp.argsort(-tokens, stable=True)
 
+    # First fit: `used` [R, 2] counts each row's tokens, and among them those of replies
     def put(used, text):
         size = jnp.stack([tokens[text], reply_lengths[text]])  # of the row's tokens, and of those of replies
         row = jnp.argmax(jnp.all(used + size <= jnp.array([L, C]), axis=1))
         return used.at[row].add(jnp.where(counted[text], size, 0)), (row, *used[row])
 
     _, (row, first, first_reply) = jax.lax.scan(put, jnp.zeros((num, 2), jnp.int32), order)
+    # From the order of placing back to the order of the texts.
     back = jnp.argsort(order)
     row, first, first_reply = (x[back][:, None] for x in (row, first, first_reply))
 
     def lay(width: int, at: jax.Array, there: jax.Array, value: jax.Array) -> jax.Array:
         """[R, width] with `value` [n, m] at places `at` of each text's row, where `there`; -1 elsewhere."""
         target = jnp.where(there & counted[:, None], row * width + at, num * width)
+        # Rows laid end to end; what is not there goes out of bounds and is dropped.
         return jnp.full((num * width,), -1).at[target].set(value, mode="drop").reshape(num, width)
 
     slot, number, text = jnp.arange(S + K), jnp.arange(K), jnp.arange(n)[:, None]
+    # Prompts are padded on the left: slot S - length holds a text's first token, slot S its first reply token.
     inside = slot - (S - prompt_lengths)[:, None]
     here = (inside >= 0) & (inside < tokens[:, None])
     is_reply = number < reply_lengths[:, None]

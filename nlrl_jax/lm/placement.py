@@ -27,8 +27,13 @@ def of_optimizer(optimizer: optax.GradientTransformation, state: Any, learned: A
       learned: NamedShardings of what the optimizer was initialised with.
     """
     whole = NamedSharding(mesh, PartitionSpec())
-    masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # a part of the weights that it does not train
-    keep = lambda leaf, place: leaf if masked(leaf) else place
+
+    def masked(leaf):
+        return isinstance(leaf, optax.MaskedNode)  # a part of the weights that it does not train
+
+    def keep(leaf, place):
+        return leaf if masked(leaf) else place
+
     return optax.tree.map_params(optimizer, keep, state, learned, transform_non_params=lambda _: whole, is_leaf=masked)
 
 
@@ -36,7 +41,10 @@ def fresh_lora(model: Transformer, key: jax.Array) -> Any:
     """`init_lora`, on the model's mesh."""
     if model.mesh is None:
         return init_lora(model, key)
-    fresh = lambda key: {"lora": init_lora(model, key)}
+
+    def fresh(key):
+        return {"lora": init_lora(model, key)}
+
     return jax.jit(fresh, out_shardings=of_variables(model, jax.eval_shape(fresh, key)))(key)["lora"]
 
 
@@ -45,6 +53,7 @@ def start(optimizer: optax.GradientTransformation, learned: Any, mesh: Mesh | No
     if mesh is None:
         return optimizer.init(learned)
     places = jax.tree.map(lambda leaf: leaf.sharding, learned)
+    # Shapes alone say where each array goes, so that it is made there and never whole on one device.
     state_places = of_optimizer(optimizer, jax.eval_shape(optimizer.init, learned), places, mesh)
     return jax.jit(optimizer.init, out_shardings=state_places)(learned)
 
@@ -77,13 +86,17 @@ def gathered(model: Transformer, variables: Any, specs: Any = None) -> Any:
     """
     if model.mesh is None or model.mesh.shape["fsdp"] == 1:
         return variables
-    whole = lambda p: PartitionSpec(*(None if name == "fsdp" else name for name in p))
+
+    def whole(p):
+        return PartitionSpec(*(None if name == "fsdp" else name for name in p))
+
     specs = jax.tree.map(whole, specs or param_specs(model), is_leaf=lambda p: isinstance(p, PartitionSpec))
 
     def bring(tree, specs, after=()):
         """One leaf after another: exchanges in any order make CPU devices that share a core wait for each other."""
         gathered_trees, after = [], list(after)
         for leaf, place in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings(tree, specs, model.mesh)), strict=True):
+            # The barrier ties this exchange to the one before it.
             *_, leaf = jax.lax.optimization_barrier((*after, leaf))
             leaf = jax.lax.with_sharding_constraint(leaf, place)
             gathered_trees.append(with_layout_constraint(leaf, Layout(tuple(range(leaf.ndim)))))
@@ -91,6 +104,7 @@ def gathered(model: Transformer, variables: Any, specs: Any = None) -> Any:
         return jax.tree.unflatten(jax.tree.structure(tree), gathered_trees)
 
     def of(tree, specs, after):
+        # Specs of one layer: those of stacked blocks without their leading "layers".
         layer = jax.tree.map(
             lambda p: PartitionSpec(*p[1:]), specs["blocks"], is_leaf=lambda p: isinstance(p, PartitionSpec)
         )

@@ -63,6 +63,7 @@ def few_rows(x: jax.Array, turned: jax.Array) -> jax.Array:
     would turn the product round again.
     """
     rows = x.reshape(-1, x.shape[-1])
+    # [O, I] times [rows, I] -> [O, rows]: the tall matrix first.
     columns = jax.lax.dot_general(turned, rows, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], -1)
 

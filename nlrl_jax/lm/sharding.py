@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+# data: copies of the model; fsdp: shards of each weight, gathered before use; tensor: heads and MLP columns.
 AXES = ("data", "fsdp", "tensor")
+# Logical axis -> mesh axes. Rows of a batch are shared by "data" and "fsdp": both hold different rows.
 RULES = {
     "batch": ("data", "fsdp"),
     "group": "data",  # the rows of all devices that share the weights
@@ -137,6 +139,7 @@ def whole(tree: Any) -> Any:
     def one(leaf):
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
             return leaf
+        # A jitted identity: only a program can move shards between processes.
         replicated = NamedSharding(leaf.sharding.mesh, PartitionSpec())
         return jax.jit(lambda x: x, out_shardings=replicated)(leaf)
 

@@ -114,6 +114,7 @@ class Tokenizer:
         """Whether others who read these files, such as a server, put the bos before a text."""
         if self.bos_token is None or self.post_processor is None:
             return False
+        # The post-processor alone, around a vocabulary of one word: does it put the bos in front?
         small = json.loads(tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, "x")).to_str())
         whole = tokenizers.Tokenizer.from_str(json.dumps({**small, "post_processor": self.post_processor}))
         return whole.encode("x").tokens[:1] == [self.bos_token]
@@ -208,6 +209,7 @@ class Tokenizer:
         previous = None
         for token, word, (start, end) in zip(encoding.ids, encoding.word_ids, encoding.offsets, strict=True):
             if words and word == previous:
+                # Tokens of one pre-token: its span grows by theirs.
                 first, last, ids = words[-1]
                 words[-1] = (min(first, start), max(last, end), ids + [token])
             else:
@@ -242,17 +244,21 @@ class Tokenizer:
         if add_generation_prompt and chat and chat[-1]["role"] == "assistant":
             if self.chat_template is None:
                 return "\n\n".join(message["content"] for message in chat)
+            # Templates close an assistant's message; this one is to be continued.
             return self.render_chat(chat[:-1], thinks=False) + self.as_content(chat[-1]["content"])
         if self.chat_template is None:
             raise ValueError("this tokenizer has no chat template; use an instruct model's, or pass chat_template=")
         text = self._render(chat, add_generation_prompt)
         if thinks or not closing(text):
             return text
+        # The first of the known switches that keeps the template from opening a thought; else the thought is closed by hand.
         without = (self._render(chat, add_generation_prompt, **{name: False}) for name in NO_THOUGHTS)
         return next((candidate for candidate in without if not closing(candidate)), text + closing(text))
 
     def _render(self, chat: Sequence[Mapping[str, str]], add_generation_prompt: bool, **variables: Any) -> str:
-        marked = lambda value: self.as_content(value) if isinstance(value, str) else value
+        def marked(value):
+            return self.as_content(value) if isinstance(value, str) else value
+
         return render(
             self.chat_template,
             self.options.date,
@@ -289,6 +295,7 @@ class Tokenizer:
                 table[i] = to_bytes(token)
         for i, canonical in self.read_as.items():
             table[i] = b"" if canonical is None else table[canonical]
+        # One flat array and offsets, so that a program on the device can read the bytes of any token.
         offsets = np.cumsum([0] + [len(b) for b in table], dtype=np.int32)
         return np.frombuffer(b"".join(table), np.uint8), offsets
 

@@ -123,6 +123,7 @@ def _class_of(folder: pathlib.Path, spec: Mapping[str, Any], config: Mapping[str
         if not isinstance(value, str):
             raise ValueError(f"{folder}: {name} is {value!r}; it must be a name")
     named = named.removesuffix("Fast")
+    # Other families have classes of their own, which `transformers` converts.
     if model_type not in _BY_MODEL_TYPE:
         return model_type
     if model_type == "qwen2":  # many such folders name another class by mistake
@@ -177,6 +178,7 @@ def _read_native(folder: pathlib.Path, spec: dict[str, Any], config: dict[str, A
     backend = build_backend(spec)
     added_texts = {token.content for token in (*backend.get_added_tokens_decoder().values(), *added)}
     names = {_text(token) for token in named.values()}
+    # Special tokens that the vocabulary lacks get the next ids, in this order.
     for token in (*named.values(), *extra):
         if _text(token) not in added_texts:
             added.append(token)

@@ -145,6 +145,7 @@ class Attention(nn.Module):
         B, L, _ = x.shape
         for_k, for_v, *for_lora = apart(x, 5, cache, self.mesh, self.alone)
         for_lora = for_lora if self.alone else (None,) * 3
+        # Grouped-query attention: num_kv_heads keys and values serve num_heads queries.
         of_q, of_k = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         if self.get_variable("params", "qkv") is not None:  # joined by `lm.acting`
             qkv = Linear(c, of_q + 2 * of_k, ("embed", "heads"), c.qkv_bias, name="qkv")(x, for_lora[0])
@@ -157,12 +158,15 @@ class Attention(nn.Module):
         k, v = (t.reshape(B, L, c.num_kv_heads, c.head_dim) for t in (k, v))
         if c.qk_norm:
             q, k = RMSNorm(c, None, name="q_norm")(q), RMSNorm(c, None, name="k_norm")(k)
+        # Keys are cached rotated, so that a later call need not know their positions.
         q, k = attention.rotate(q, cos, sin), attention.rotate(k, cos, sin)
         new = (k, v)
         if cache is not None:
+            # Written in place: cache [layers, B, S, K, D], this layer's rows from slot `index` on.
             start = (layer, 0, cache.index, 0, 0)
             kv = KeyValues(*(jax.lax.dynamic_update_slice(old, t[None], start) for old, t in zip(cache.kv, new)))
             cache = cache._replace(kv=kv)
+            # Only the rows of this batch: the cache may have more.
             k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False)[:B] for t in kv)
         if contexts:
             out = attention.attend_contexts(q, k, v, mask, contexts)
@@ -203,6 +207,7 @@ class Block(nn.Module):
         else:
             gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, for_lora[0])
             up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, for_lora[1])
+        # SwiGLU, split over "tensor" between the two products.
         h = constrain(jax.nn.silu(gate) * up, self.mesh, ("batch", "length", "mlp"))
         last = apart(h, 1, cache, self.mesh, self.alone)[0] if self.alone else None
         x = x + Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
@@ -261,13 +266,16 @@ class Transformer(nn.Module):
         context = slots if prefix is None else jax.tree.leaves(prefix.k)[0].shape[-3] + slots
         blocks = None if contexts else blockwise.blocks_for(self.mesh, B, c.num_heads, L, context, first)
         if blocks is None:
+            # Short texts: the whole mask [B, L, S] at once. Long ones ask for a block of it at a time.
             mask = jnp.broadcast_to(mask.mask(0, L, 0, slots), (B, L, slots))
+        # Made once for all layers.
         cos, sin = attention.rotary_tables(c, positions)
         x = self._embed(tokens, cache is None)
 
         block = Block
         if self.remat:
             block = nn.remat(Block, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)
+        # One block's program for all layers, whose weights and adapters lie along a leading axis "layers".
         layers = nn.scan(
             block,
             variable_axes={"params": 0, "lora": 0},
@@ -304,7 +312,10 @@ class Transformer(nn.Module):
         params, lora = self.get_variable("params", "blocks"), self.get_variable("lora", "blocks")
         single = cache is not None and isinstance(cache.kv.k, tuple)
         written_caches: list[KeyValues] = []
-        layer = lambda i: (prefix and tuple(t[i] for t in prefix), jax.tree.map(lambda t: t[i], shared))
+
+        def layer(i):
+            return (prefix and tuple(t[i] for t in prefix), jax.tree.map(lambda t: t[i], shared))
+
         for i in range(self.config.num_layers):
             variables = {"params": params[i]} if lora is None else {"params": params[i], "lora": lora[i]}
             layer_cache = cache._replace(kv=KeyValues(cache.kv.k[i], cache.kv.v[i])) if single else cache
@@ -364,6 +375,7 @@ def abstract_variables(model: Transformer) -> Any:
 
 
 def _init(model: Transformer, key: jax.Array) -> Any:
+    # Shapes of weights do not depend on the tokens.
     dummy = jnp.zeros((1, 1), jnp.int32)
     return model.init(key, dummy, dummy)
 

@@ -137,6 +137,7 @@ def play_on(
 @functools.lru_cache(maxsize=16)
 def _programs(game: BoardGame, opponent: Opponent) -> tuple[Callable, Callable]:
     """(terminal, player to move and returns of positions; the next ply), compiled once for a game and an opponent."""
+    # Cached by game and opponent, both hashed by identity: games that are played again compile nothing.
     describe = jax.jit(jax.vmap(lambda p: (game.is_terminal(p), game.current_player(p), game.returns(p))))
 
     @jax.jit
@@ -176,6 +177,7 @@ def random_views(game: BoardGame, num: int, seed: int) -> list[View]:
     while len(unfinished) < num:
         positions = beginnings(game, games)
         for _ in range(game.max_moves):
+            # A finished game has no legal move.
             views = [view for view in viewer.views(positions) if view.legal]
             if not views:
                 break

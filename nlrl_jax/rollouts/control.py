@@ -71,6 +71,7 @@ def evaluate(
         done = done | terminated | player.truncated(env_state)
         return t + 1, env_state, obs, done, total, steps
 
+    # A `while_loop`: it stops with the longest episode, but keeps no steps.
     start = (0, env_state, obs, jnp.zeros(episodes, bool), jnp.zeros(episodes), jnp.zeros(episodes, jnp.int32))
     *_, total, steps = jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), step, start)
     return total, steps
@@ -109,6 +110,7 @@ def record(player: Player, key: jax.Array, episodes: int, max_steps: int, determ
         done = done | ended | player.truncated(next_state)
         return (next_state, next_obs, last_obs, done, terminated, steps), row
 
+    # A `scan` of `max_steps`, which keeps them all.
     none = jnp.zeros(episodes, bool)
     start = (env_state, obs, obs, none, none, jnp.zeros(episodes, jnp.int32))
     (_, _, last_obs, _, terminated, steps), rows = jax.lax.scan(step, start, jax.random.split(key_play, max_steps))

@@ -107,6 +107,7 @@ def play(
     histories = [History.begin(start, task) for start, task in zip(starts, tasks, strict=True)]
     B = len(starts)
     optimal = [-1 if game.optimal is None or (n := game.optimal(state)) is None else n for state in states]
+    # Drawing can take longer than playing: only the first `pictured` episodes keep their boards.
     drawn = [game.board is not None and (pictured is None or i < pictured) for i in range(B)]
     boards = [[game.board(state)] if draw else [] for state, draw in zip(states, drawn)]
     thinking: list[list[dict[str, Any]]] = [[] for _ in range(B)]

@@ -58,6 +58,7 @@ def play_games(
     key_reset, key_play = jax.random.split(key)
     prefix = policy.prefix(variables)
 
+    # What the model sees in B states: prompts, legal moves, a score per move and the critic's value.
     def look(states):
         fields = jax.vmap(game.fields)(states)
         prompts, lengths = policy.read(fields)
@@ -86,12 +87,20 @@ def play_games(
     shapes = jax.eval_shape(turn, start, key)[1]
 
     def turn_or_nothing(carry, t):
-        nothing = lambda carry: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
-        step = lambda carry: turn(carry, jax.random.fold_in(key_play, t))
+        def nothing(carry):
+            return (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+
+        def step(carry):
+            return turn(carry, jax.random.fold_in(key_play, t))
+
         return jax.lax.cond(jnp.all(carry[1]), nothing, step, carry)
 
     (states, _, ended), moves = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
-    cut_value = lambda states: jnp.where(ended, 0.0, look(states)[-1])
+
+    def cut_value(states):
+        return jnp.where(ended, 0.0, look(states)[-1])
+
+    # One more pass for the value of positions that were cut off, unless there are none.
     return moves, jax.lax.cond(jnp.all(ended), lambda _: jnp.zeros((num,)), cut_value, states)
 
 

@@ -81,7 +81,9 @@ def play(
     B = jax.tree.leaves(states)[0].shape[0]
     prefix = policy.prefix(variables)
     fields_of = jax.vmap(game.fields)
-    is_over = lambda states, terminated, steps: terminated | jax.vmap(game.truncated)(states) | (steps >= max_steps)
+
+    def is_over(states, terminated, steps):
+        return terminated | jax.vmap(game.truncated)(states) | (steps >= max_steps)
 
     def step(key, carry, action):
         """One environment step of every episode that is still running and has a valid action."""
@@ -109,6 +111,7 @@ def play(
             invalid += (actions[:, i] < 0) & ~is_over(*carry[:3])
             carry = step(jax.random.fold_in(key_game, i), carry, actions[:, i])
         states, terminated, steps, reward, slots = carry
+        # A reply read to its end counts all that is wrong with it.
         invalid = jnp.where(is_over(states, terminated, steps), invalid, decision.parsed.num_invalid)
         return (states, terminated, steps), Turns(fields, decision, reward, slots, invalid, active)
 
@@ -118,7 +121,10 @@ def play(
 
     def turn_or_nothing(carry, t):
         """Skips the language model once every episode of the batch is over."""
-        nothing = lambda carry: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+
+        def nothing(carry):
+            return (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+
         return jax.lax.cond(jnp.all(is_over(*carry)), nothing, lambda c: turn(c, jax.random.fold_in(key, t)), carry)
 
     (states, terminated, _), turns = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))

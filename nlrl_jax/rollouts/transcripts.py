@@ -239,6 +239,7 @@ def play(
         parsed = [read_action(line, game.actions) for line in lines]
         for i, (_, problem) in zip(numbers, parsed, strict=True):
             unread[i] = bool(problem)
+        # The game answers to what was written even where no action can be read in it.
         actions = [action or line or "nothing" for (action, _), line in zip(parsed, lines, strict=True)]
         notes = [player.line(game_replies[0].written) if len(game_replies) > 1 else "" for game_replies in turn_replies]
         return host_games.Move(
@@ -251,6 +252,7 @@ def play(
         invalid[i].append(unread[i] or not (outcome.valid or outcome.idle))
         if outcome.done or t == game.max_steps:
             return outcome
+        # Turns that are given up count as invalid actions, so that giving up early does not pay.
         if give_up and in_vain[i] >= give_up:
             forfeits[i] = game.max_steps - t
             return outcome._replace(done=True)

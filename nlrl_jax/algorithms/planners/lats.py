@@ -186,7 +186,10 @@ def plan(
     histories = [History.begin(start, task) for start, task in zip(starts, tasks, strict=True)]
     if imagined:
         searches = [_Search(_Node(history, history), imagined=True) for history in histories]
-        step = lambda states, actions: _imagine(caller, states, actions)
+
+        def step(states, actions):
+            return _imagine(caller, states, actions)
+
         _search(caller, dataclasses.replace(game, step=step, score=""), searches, config)
     else:
         searches = [_Search(_Node(start.state, history)) for start, history in zip(starts, histories, strict=True)]

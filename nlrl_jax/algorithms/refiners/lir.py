@@ -180,7 +180,10 @@ def make_update(
         if config.normalize_reward:
             state, rewards = ppo.scale_rewards(state, rewards, done, config.discount)
         N = rewards.size
-        flat = lambda x: x.reshape(N, *x.shape[2:])
+
+        def flat(x):
+            return x.reshape(N, *x.shape[2:])
+
         # With r_in = 0 the advantages of the mixed critic; r_in comes in where it can be differentiated.
         base, base_targets = ppo.advantages_of(agent, config, state.params, moments, steps, rewards)
         agent_params = {**state.params, "critic": state.aux.params["critic"]}

@@ -92,9 +92,10 @@ def refine_from(env: Any, env_params: Any, config: PPOConfig, base: PPOState, ke
       ValueError: `base` was made for other observations or actions, or with other networks.
     """
     state = ppo.init_state(env, env_params, config, key)
-    shapes = lambda tree: [
-        (jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+
+    def shapes(tree):
+        return [(jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
     expected, actual = shapes((state.params, state.obs_moments)), shapes((base.params, base.obs_moments))
     if expected != actual:
         wrong = next((pair for pair in zip(actual, expected) if pair[0] != pair[1]), (actual[-1], expected[-1]))
@@ -134,8 +135,13 @@ def update(name: str, shared: Shared) -> Callable[[PPOState, jax.Array], tuple[P
 
 def _hooks(name: str, shared: Shared) -> Hooks:
     game = shared.game
-    guided = lambda **parts: ultra.guidance(game, dataclasses.replace(shared.guidance, **parts), shared.mean_action)
-    critical = lambda obs: ultra.look_up(shared.table, game, shared.guidance.radius, obs)[0]
+
+    def guided(**parts):
+        return ultra.guidance(game, dataclasses.replace(shared.guidance, **parts), shared.mean_action)
+
+    def critical(obs):
+        return ultra.look_up(shared.table, game, shared.guidance.radius, obs)[0]
+
     makers: dict[str, Callable[[], Hooks]] = {
         "PPO": Hooks,
         "RICE": rice.hooks,
