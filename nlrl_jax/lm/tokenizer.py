@@ -251,7 +251,7 @@ class Tokenizer:
         text = self._render(chat, add_generation_prompt)
         if thinks or not closing(text):
             return text
-        # The first of the known switches that keeps the template from opening a thought; else the thought is closed by hand.
+        # The first known switch that keeps the template from opening a thought; else the thought is closed by hand.
         without = (self._render(chat, add_generation_prompt, **{name: False}) for name in NO_THOUGHTS)
         return next((candidate for candidate in without if not closing(candidate)), text + closing(text))
 
