@@ -146,6 +146,7 @@ CASES = {
         lambda batch, obs: networks.RunningMoments.of((3,)).update(batch).normalize(obs), (normal(4, 3), normal(4, 3))
     ),
     "arrays.floating": Case(arrays.floating, (normal(4),)),
+    "arrays.single_or_wider": Case(arrays.single_or_wider, (normal(4),)),
     "updates.where": Case(updates.where, (MASK[:, 0], normal(4, 3), normal(4, 3)), grad=False),
     "mcts.mcts_policy": Case(
         lambda positions: mcts.mcts_policy(TIC_TAC_TOE, 4, 1)(KEY, positions), (POSITIONS,), grad=False
