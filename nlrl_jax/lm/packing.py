@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from nlrl_jax.arrays import expect
 from nlrl_jax.lm.generate import prefix_length
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.transformer import KeyValues, Transformer
@@ -55,6 +56,7 @@ def plan(prompt_lengths: jax.Array, reply_lengths: jax.Array, S: int, K: int, nu
       prompt_lengths, reply_lengths: int32 [n]; a text without a reply is left out.
       num: R, at least n / fold: a row always has room for `fold` texts.
     """
+    expect("n", prompt_lengths=prompt_lengths, reply_lengths=reply_lengths)
     n, L, C = len(prompt_lengths), fold * (S + K - 1), fold * K
     counted = reply_lengths > 0
     # A text's last token predicts nothing and is not read.
@@ -94,6 +96,7 @@ def plan(prompt_lengths: jax.Array, reply_lengths: jax.Array, S: int, K: int, nu
 
 def rows(place: Place, prompts: jax.Array, replies: jax.Array) -> Rows:
     """Left-padded prompts [n, S] and right-padded replies [n, K] as rows."""
+    expect("n K", expect("n S", prompts=prompts), replies=replies)
     texts = jnp.concatenate([prompts, replies], axis=1)
     there = place.token >= 0
     tokens = jnp.where(there, texts.reshape(-1)[place.token], 0)

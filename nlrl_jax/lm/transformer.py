@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from nlrl_jax.arrays import expect, present
 from nlrl_jax.lm import attention, blockwise, products
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import constrain, lookup, platform_of, spec
@@ -257,8 +258,16 @@ class Transformer(nn.Module):
           contexts: keys and values that groups of these tokens share (then `prefix` must be None).
 
         Returns: (hidden [B, L, H], the advanced cache; or the collected KeyValues [layers, B, L, K, D]; or None).
+
+        Raises:
+          ValueError: an array of another rank, or of other sizes.
         """
         c = self.config
+        sizes = expect("B L", tokens=tokens)
+        expect("rows L", {"L": sizes["L"]}, positions=positions)  # one row may serve all
+        expect("B L", sizes, **present(segments=segments))
+        expect("rows slots", **present(valid=valid))
+        expect("rows L L", {"L": sizes["L"]}, **present(sees=sees))
         B, L = tokens.shape
         slots = L if cache is None else jax.tree.leaves(cache.kv.k)[0].shape[2]
         first = 0 if cache is None else cache.index
