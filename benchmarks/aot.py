@@ -34,7 +34,7 @@ from benchmarks.models import MODELS, prompts_of
 from benchmarks.timing import parser_of
 from nlrl_jax import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
-from nlrl_jax.algorithms.sft import Batch, make_sft_step, sft_loss
+from nlrl_jax.algorithms.sft import SFTBatch, make_sft_step, sft_loss
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.acting import WEIGHTS, acting
 from nlrl_jax.lm.generate import generate
@@ -72,7 +72,7 @@ def sft(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     places = placement.of_optimizer(optimizer, opt_state, where(variables)[args.train], model.mesh)
     opt_state = placed(opt_state, places)
     tokens = jax.ShapeDtypeStruct((args.rows, args.tokens), jnp.int32)
-    batch = Batch(tokens, tokens, tokens, jax.ShapeDtypeStruct(tokens.shape, jnp.float32))
+    batch = SFTBatch(tokens, tokens, tokens, jax.ShapeDtypeStruct(tokens.shape, jnp.float32))
     batch = placed(batch, _rows(model, batch))
     step = make_sft_step(functools.partial(sft_loss, model), optimizer, args.train, short_weights=True)
     variables = placed(variables, where(variables))

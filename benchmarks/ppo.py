@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.peers import purejaxrl
 from benchmarks.timing import ROOT, in_turns, machine, medians, parser_of, print_head, print_row, timed
 from nlrl_jax.algorithms import ppo
-from nlrl_jax.rollouts.control import Player, evaluate
+from nlrl_jax.rollouts.control import ControlPlayer, evaluate
 from nlrl_jax.statistics import estimate, header
 
 NUM_STEPS = 128
@@ -95,7 +95,7 @@ def last_tenth(sums, counts) -> float:
 def after(game: str, config: ppo.PPOConfig, params, moments, seed: int) -> dict[str, float]:
     """Mean returns of 100 episodes, greedy and sampled."""
     env, env_params = gymnax.make(game)
-    player = Player(env, env_params, ppo.agent_of(env, env_params, config), params, moments)
+    player = ControlPlayer(env, env_params, ppo.agent_of(env, env_params, config), params, moments)
     returns = {}
     for name in ("greedy", "sampled"):
         returns[name] = float(jnp.mean(evaluate(player, jax.random.key(seed), 100, name == "greedy")[0]))

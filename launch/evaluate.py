@@ -30,8 +30,7 @@ from nlrl_jax.config import options as option_list
 from nlrl_jax.launch.train_ms_grpo import EVAL_SEED, TrainConfig
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.rollouts.transcripts import Player as TranscriptPlayer
-from nlrl_jax.rollouts.transcripts import play
+from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
 from nlrl_jax.run import app, limits
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run

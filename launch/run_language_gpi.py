@@ -117,7 +117,7 @@ def play(config: GPIRunConfig, maze_name: str, row: GPIMethod, model: LanguageMo
     """All episodes of a row in lockstep.
 
     Returns:
-      JSON-able: "returns", "solved" and "steps", each [seeds][starts]; "problems" and "calls", see `gpi.Decisions`; and
+      JSON-able: "returns", "solved" and "steps", each [seeds][starts]; "problems" and "calls", see `GPIDecisions`; and
       "episode", the transcript of the first seed from the start in `REPORTED`, or from the first start without it.
     """
     maze = mazes.maze(maze_name)
@@ -173,7 +173,7 @@ def _seed(config: GPIRunConfig, maze_name: str, row: GPIMethod, t: int) -> int:
     return int(np.random.SeedSequence([config.seed, name, t]).generate_state(1)[0] >> 1)
 
 
-def _turn(board: str, decisions: gpi.Decisions, k: int, reward: float) -> dict[str, Any]:
+def _turn(board: str, decisions: gpi.GPIDecisions, k: int, reward: float) -> dict[str, Any]:
     """A turn in `write_report`'s form; its reply begins with the evaluations."""
     thinking, words = decisions.thinking[k], mazes.ACTIONS
     values = [f"{words[action]}: {text}" for action, text in thinking.values.items()]

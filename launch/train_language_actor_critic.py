@@ -28,7 +28,7 @@ import jax
 from absl import flags
 
 from nlrl_jax.algorithms import language_actor_critic as nlac
-from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, State
+from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, ActorCriticState
 from nlrl_jax.algorithms.sft import SFTConfig, learner
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Usage
@@ -190,7 +190,7 @@ def _grid(board: str) -> str:
 def play_prompted(fixed: ActorCriticSetup, model: LanguageModel, games: int, seed: int) -> dict[str, float]:
     """Greedy play of a model that does not learn, with the paper's prompt. Returns what `Trainer.evaluate` does."""
     greedy = Sampling(fixed.config.aggregation.max_tokens, 0.0)
-    return nlac.evaluate(State(model, model), fixed, Viewer(fixed.game), games, greedy, seed + 1)[0]
+    return nlac.evaluate(ActorCriticState(model, model), fixed, Viewer(fixed.game), games, greedy, seed + 1)[0]
 
 
 def validate(config: RunConfig, ask: bool) -> None:
@@ -214,7 +214,7 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
     model, large = plan.model(repeats, is_paid=False), plan.model(repeats, is_paid=given.is_paid)
     learn = lambda model, pairs: (model, {})
     fixed, tokens = setup(config, "random", large, learn, learn), config.learning.rollout.max_tokens
-    viewer, second = Viewer(fixed.game), State(model, model, (), 1)  # the first iteration plays at random
+    viewer, second = Viewer(fixed.game), ActorCriticState(model, model, (), 1)  # the first iteration plays at random
     nlac.iterate(second, fixed, viewer, config.seed)
     nlac.evaluate(second, fixed, viewer, config.eval_games, Sampling(tokens, 0.0), config.seed)
     for name in given.labels.values():

@@ -39,7 +39,7 @@ from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.roles.lines import pairs
-from nlrl_jax.rollouts.transcripts import Player, play
+from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
 from nlrl_jax.run import adapter_training, app, loop, players, processes
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of, write_form
 from nlrl_jax.run.host_games.tasks import tasks_of
@@ -177,7 +177,9 @@ def _replies(config: WarmStartConfig, setup: Setup | HostSetup, variables: Any) 
         return players.replies_of(jax.device_get(greedy(variables)), loaded.tokenizer)
     game, loaded, network, dialogue, _ = setup
     writer = LocalModel(network, variables, loaded.tokenizer, rows_at_once(config.model))
-    player = Player(writer, dialogue, Sampling(config.max_tokens, temperature=0.0), loaded.config.max_positions)
+    player = TranscriptPlayer(
+        writer, dialogue, Sampling(config.max_tokens, temperature=0.0), loaded.config.max_positions
+    )
     kinds = game.kinds[:CHECKED]
     played = play(player, limited(game, 1), tasks_of(game, kinds, CHECKED // len(kinds), config.seed), 0, pictured=0)
     return [(one.turns[0].action, not one.turns[0].invalid) for one in played]

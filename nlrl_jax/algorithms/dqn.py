@@ -87,7 +87,7 @@ class QNetwork(nn.Module):
 
 
 @flax.struct.dataclass
-class Transitions:
+class ReplayBuffer:
     """A ring of N transitions. obs, next_obs: uint8 [N, H, W, C]; action int32, reward float32, terminated bool [N]."""
 
     obs: jax.Array
@@ -108,7 +108,7 @@ class DQNState:
     params: Any
     target: Any
     opt_state: Any
-    buffer: Transitions
+    buffer: ReplayBuffer
     env_state: Any
     obs: jax.Array
     episode_steps: jax.Array
@@ -171,7 +171,7 @@ def init_state(env: Any, env_params: Any, config: DQNConfig, key: jax.Array) -> 
         params=params,
         target=params,
         opt_state=_adam.init(params),
-        buffer=Transitions(board, jnp.zeros(N, jnp.int32), jnp.zeros(N), board, jnp.zeros(N, bool)),
+        buffer=ReplayBuffer(board, jnp.zeros(N, jnp.int32), jnp.zeros(N), board, jnp.zeros(N, bool)),
         env_state=env_state,
         obs=obs.astype(jnp.uint8),
         episode_steps=jnp.zeros(config.num_envs, jnp.int32),
@@ -223,7 +223,7 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
         def store(ring, new):
             return jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), start, axis=0)
 
-        buffer = jax.tree.map(store, state.buffer, Transitions(state.obs, action, reward, obs, terminated))
+        buffer = jax.tree.map(store, state.buffer, ReplayBuffer(state.obs, action, reward, obs, terminated))
         steps = state.episode_steps + 1
         done = terminated | _truncated(env, env_params, env_state) | (steps >= config.max_steps)
         new_obs, new_state = reset_env(jax.random.split(key_reset, n), env_params)

@@ -112,7 +112,7 @@ METHODS: Mapping[str, tuple[dict[str, Any], str]] = {
 }
 
 
-class Decisions(NamedTuple):
+class LACDecisions(NamedTuple):
     """An action for each of B games.
 
     actions: B texts. notes: B reflections on the last step, "" where there is none. thoughts: B lists.
@@ -136,7 +136,7 @@ def decide(
     actions: Sequence[str],
     config: LACConfig,
     seed: int,
-) -> Decisions:
+) -> LACDecisions:
     """One decision of algorithm 1 for each history.
 
     Args:
@@ -196,7 +196,7 @@ def decide(
     ]
     picked = [candidates[i].actions[k] for i, k in enumerate(chosen)]
     notes = [history.last_note for history in reflected]
-    return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
+    return LACDecisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
 
 
 def lines_ahead(config: LACConfig, label: str) -> int:

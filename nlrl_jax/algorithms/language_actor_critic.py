@@ -26,7 +26,7 @@ from nlrl_jax.algorithms import language_estimates as estimates
 from nlrl_jax.algorithms.language_estimates import ValueTarget
 from nlrl_jax.config import check, option, part
 from nlrl_jax.roles.board_games import ActorCriticRoles, View, Viewer
-from nlrl_jax.rollouts.board_games import Act, Opponent, Played, language_act, play_games, random_act, rates
+from nlrl_jax.rollouts.board_games import Act, Opponent, PlayedGame, language_act, play_games, random_act, rates
 from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Piece, Sampling
 
 ESTIMATES = ("mc", "td")
@@ -88,7 +88,7 @@ class ActorCriticSetup(NamedTuple):
     config: ActorCriticConfig
 
 
-class State(NamedTuple):
+class ActorCriticState(NamedTuple):
     """The learning side: pi_L, V_pi^L, and the value data of the last iterations, oldest first."""
 
     policy: LanguageModel
@@ -110,14 +110,16 @@ class PolicyTarget(NamedTuple):
 class IterationLog(NamedTuple):
     """An iteration's games, training targets and metrics. corrections: of evaluations that contradict themselves."""
 
-    games: list[Played]
+    games: list[PlayedGame]
     values: list[ValueTarget]
     improvements: list[PolicyTarget]
     corrections: Pairs
     metrics: dict[str, float]
 
 
-def iterate(state: State, setup: ActorCriticSetup, viewer: Viewer, seed: int) -> tuple[State, IterationLog]:
+def iterate(
+    state: ActorCriticState, setup: ActorCriticSetup, viewer: Viewer, seed: int
+) -> tuple[ActorCriticState, IterationLog]:
     """One iteration of algorithm 3. The same arguments give the same result where the models allow it."""
     config, roles = setup.config, setup.roles
     counts: Counter[str] = Counter()
@@ -162,13 +164,13 @@ def iterate(state: State, setup: ActorCriticSetup, viewer: Viewer, seed: int) ->
     metrics |= {f"value_sft/{name}": number for name, number in value_metrics.items()}
     metrics |= {f"policy_sft/{name}": number for name, number in policy_metrics.items()}
     metrics |= {f"count/{name.replace(' ', '_')}": float(number) for name, number in sorted(counts.items())}
-    return State(policy, value, buffer, state.iteration + 1), IterationLog(
+    return ActorCriticState(policy, value, buffer, state.iteration + 1), IterationLog(
         tau, targets, improvements, corrections, metrics
     )
 
 
 def improve(
-    games: Sequence[Played],
+    games: Sequence[PlayedGame],
     setup: ActorCriticSetup,
     policy: LanguageModel | None,
     value: LanguageModel,
@@ -250,8 +252,8 @@ def propose(
 
 
 def evaluate(
-    state: State, setup: ActorCriticSetup, viewer: Viewer, num: int, sampling: Sampling, seed: int
-) -> tuple[dict[str, float], list[Played]]:
+    state: ActorCriticState, setup: ActorCriticSetup, viewer: Viewer, num: int, sampling: Sampling, seed: int
+) -> tuple[dict[str, float], list[PlayedGame]]:
     """Win, tie and loss of the policy as it is judged (the paper: temperature 0), "random_moves", and the games."""
     counts: Counter[str] = Counter()
     act: Act = language_act(state.policy, setup.roles, sampling, counts)

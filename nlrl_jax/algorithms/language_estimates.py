@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from nlrl_jax.roles.board_games import ActorCriticRoles, Evaluated, Line, View, Viewer
-from nlrl_jax.rollouts.board_games import Act, Opponent, Played, play_on
+from nlrl_jax.rollouts.board_games import Act, Opponent, PlayedGame, play_on
 from nlrl_jax.types import BoardGame, Chat, LanguageModel, Sampling
 
 Pair = tuple[View, str]  # a position and a move
@@ -29,7 +29,7 @@ class ValueTarget(NamedTuple):
     prompt: Chat
 
 
-def chunks_of_lines(games: Sequence[Played], k: int, seed: int) -> list[tuple[Pair, list[Line]]]:
+def chunks_of_lines(games: Sequence[PlayedGame], k: int, seed: int) -> list[tuple[Pair, list[Line]]]:
     """For every (position, move) of the agent: the continuations of the games with it, in chunks of at most k.
 
     The lines are shuffled; the remainder is a chunk of its own, so a pair may have several.
@@ -50,7 +50,7 @@ def chunks_of_lines(games: Sequence[Played], k: int, seed: int) -> list[tuple[Pa
 
 
 def fresh_lines(
-    game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, games: Sequence[Played], k: int, seed: int
+    game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, games: Sequence[PlayedGame], k: int, seed: int
 ) -> list[tuple[Pair, list[Line]]]:
     """For every (position, move) of the agent: k new games from there, in which `act` plays the side that made the move
     (line 13 of algorithm 3)."""

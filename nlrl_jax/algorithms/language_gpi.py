@@ -59,7 +59,7 @@ class Thinking:
     values: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
-class Decisions(NamedTuple):
+class GPIDecisions(NamedTuple):
     """An action for each of B states.
 
     actions: int64 [B].
@@ -79,7 +79,7 @@ class Decisions(NamedTuple):
 
 def language_gpi(
     model: LanguageModel, roles: GPIRoles, states: Sequence[State], config: GPIConfig, seed: int
-) -> Decisions:
+) -> GPIDecisions:
     """Algorithm 1: 4K + 4 + 1 calls per state with four actions, in three batches.
 
     Args:
@@ -111,7 +111,7 @@ def language_gpi(
 
 def value_and_improve(
     model: LanguageModel, roles: GPIRoles, states: Sequence[State], sampling: Sampling, seed: int
-) -> Decisions:
+) -> GPIDecisions:
     """Baseline of Table 1: Q^L(s, a) by prompting with no look-ahead, then I."""
     caller, rng = _Caller(model, sampling, seed), np.random.default_rng(seed)
     pairs = [(b, action) for b, state in enumerate(states) for action in roles.candidates(state)]
@@ -121,23 +121,23 @@ def value_and_improve(
 
 def policy_alone(
     model: LanguageModel, roles: GPIRoles, states: Sequence[State], sampling: Sampling, seed: int
-) -> Decisions:
+) -> GPIDecisions:
     """Baseline of Table 1: the language policy pi_L by prompting."""
     caller, rng = _Caller(model, sampling, seed), np.random.default_rng(seed)
     chats = [roles.policy(state) for state in states]
     actions, is_random, replies = caller.actions(POLICY, chats, roles, states, rng)
     thinking = [Thinking(chat, reply) for chat, reply in zip(chats, replies, strict=True)]
-    return Decisions(actions, is_random, thinking, caller.problems, caller.calls)
+    return GPIDecisions(actions, is_random, thinking, caller.problems, caller.calls)
 
 
-def _improve(caller, roles, states, values, variations, rng) -> Decisions:
+def _improve(caller, roles, states, values, variations, rng) -> GPIDecisions:
     chats = [roles.improve(state, values[b]) for b, state in enumerate(states)]
     actions, is_random, replies = caller.actions(IMPROVER, chats, roles, states, rng)
     thinking = [
         Thinking(chat, reply, variations.get(b, {}), values[b])
         for b, (chat, reply) in enumerate(zip(chats, replies, strict=True))
     ]
-    return Decisions(actions, is_random, thinking, caller.problems, caller.calls)
+    return GPIDecisions(actions, is_random, thinking, caller.problems, caller.calls)
 
 
 def _by_state(pairs, items) -> dict[int, dict[int, Any]]:

@@ -173,7 +173,7 @@ def play(
     return results(play_games(policy, game, acting, nothing, key, num, max_turns, temperature=0.0)[0])
 
 
-class Rows(NamedTuple):
+class MoveRows(NamedTuple):
     """Moves to learn from, with any leading axes, their advantages and their value targets."""
 
     moves: Moves
@@ -181,7 +181,7 @@ class Rows(NamedTuple):
     target: jax.Array
 
 
-def make_rows(moves: Moves, cut_value: jax.Array, config: LanguagePPOConfig) -> Rows:
+def make_rows(moves: Moves, cut_value: jax.Array, config: LanguagePPOConfig) -> MoveRows:
     """Advantages (mean 0, deviation 1 over the active moves) and value targets of the moves [T, B], by GAE.
 
     Rows that are not active mean nothing.
@@ -198,10 +198,10 @@ def make_rows(moves: Moves, cut_value: jax.Array, config: LanguagePPOConfig) -> 
     # Over the active moves alone: rows after a game's end are padding.
     mean = jnp.mean(advantages, where=moves.active)
     deviation = jnp.std(advantages, where=moves.active)
-    return Rows(moves, (advantages - mean) / (deviation + 1e-8), targets)
+    return MoveRows(moves, (advantages - mean) / (deviation + 1e-8), targets)
 
 
-def shuffle(key: jax.Array, rows: Rows, config: LanguagePPOConfig) -> Rows:
+def shuffle(key: jax.Array, rows: MoveRows, config: LanguagePPOConfig) -> MoveRows:
     """Rows [T, B, ...] in random order as [steps, accumulation, batch_size, ...], the inactive ones last."""
     active = rows.moves.active.reshape(-1)
     # Uniform numbers below 1 shuffle the active rows; 2.0 puts all others behind them.

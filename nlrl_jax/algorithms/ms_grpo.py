@@ -36,7 +36,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax import losses
 from nlrl_jax.algorithms import collapse
-from nlrl_jax.algorithms.policy_gradient import Policy, Rows, log_probs_of, loss_and_grad, micro_batches
+from nlrl_jax.algorithms.policy_gradient import LearnedRows, Policy, log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.config import check, option
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.acting import WEIGHTS, acting
@@ -259,7 +259,7 @@ def choose(
 
 
 def ascend(
-    policy: Policy, state: TrainState, rows: Rows, config: MSGRPOConfig
+    policy: Policy, state: TrainState, rows: LearnedRows, config: MSGRPOConfig
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Line 24, theta <- theta + eta * grad J (equations 1-3), `updates_per_batch` times on the same rows."""
     objective = functools.partial(

@@ -42,12 +42,12 @@ import numpy as np
 
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, ascend, choose
 from nlrl_jax.algorithms.policy_gradient import log_probs_of
-from nlrl_jax.algorithms.transcript_rows import Rows, pack, transcripts_of
+from nlrl_jax.algorithms.transcript_rows import TranscriptRows, pack, transcripts_of
 from nlrl_jax.backends.batching import bucket
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.returns import anchored_advantage, group_advantage, returns_to_go
-from nlrl_jax.rollouts.transcripts import Played, Turn
+from nlrl_jax.rollouts.transcripts import PlayedTranscript, TranscriptTurn
 from nlrl_jax.updates import check_masters, keep_finite
 
 PENALTY = 0.5  # of a line that was cut, as of each violation in `text.parser`
@@ -73,13 +73,13 @@ class Reader:
 class Lesson(NamedTuple):
     """What an iteration's episodes teach: rows, or None where no token counts; and what was measured of them."""
 
-    rows: Rows | None
+    rows: TranscriptRows | None
     metrics: dict[str, float]
 
 
 def make_update(
     reader: Reader, config: MSGRPOConfig
-) -> Callable[[TrainState, Rows], tuple[TrainState, dict[str, jax.Array]]]:
+) -> Callable[[TrainState, TranscriptRows], tuple[TrainState, dict[str, jax.Array]]]:
     """Line 24 as a pure function `update(state, rows) -> (state, metrics)`; jit it.
 
     A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0.
@@ -88,7 +88,7 @@ def make_update(
       ValueError: from the update, an adapter below float32 (see `updates.masters`).
     """
 
-    def update(state: TrainState, rows: Rows) -> tuple[TrainState, dict[str, jax.Array]]:
+    def update(state: TrainState, rows: TranscriptRows) -> tuple[TrainState, dict[str, jax.Array]]:
         check_masters(state.lora)
         if config.updates_per_batch > 1:  # theta moves away from theta_old between the steps
             old = log_probs_of(reader, {"params": state.params, "lora": state.lora}, rows)
@@ -99,7 +99,7 @@ def make_update(
 
 
 def teach(
-    groups: Sequence[Sequence[Played]], config: MSGRPOConfig, key: jax.Array, reader: Reader, room: int
+    groups: Sequence[Sequence[PlayedTranscript]], config: MSGRPOConfig, key: jax.Array, reader: Reader, room: int
 ) -> Lesson:
     """Lines 17-23: what is learned from the G episodes of each of n tasks.
 
@@ -137,7 +137,7 @@ def teach(
     return Lesson(rows, measured)
 
 
-def composite_rewards(played: Played, config: MSGRPOConfig) -> np.ndarray:
+def composite_rewards(played: PlayedTranscript, config: MSGRPOConfig) -> np.ndarray:
     """r + Phi of each turn: the game's reward, an invalid action's, and the format penalty. float32 [turns].
 
     The last turn of an episode that was given up also has the rewards of the invalid actions that were left.
@@ -147,7 +147,7 @@ def composite_rewards(played: Played, config: MSGRPOConfig) -> np.ndarray:
     return np.array(rewards, np.float32) + config.invalid_action_reward * np.array(fines, np.float32)
 
 
-def format_penalty(turn: Turn) -> float:
+def format_penalty(turn: TranscriptTurn) -> float:
     """Phi: minus `PENALTY` for each line that was cut, and for a thought without a token but its end."""
     cut = sum(not reply.written.ended for reply in turn.replies)
     empty = sum(len(reply.written.tokens) <= 1 and reply.written.ended for reply in turn.replies[:-1])
@@ -155,7 +155,7 @@ def format_penalty(turn: Turn) -> float:
 
 
 def credit(
-    learned: Sequence[Sequence[Played]],
+    learned: Sequence[Sequence[PlayedTranscript]],
     rewards: Sequence[Sequence[np.ndarray]],
     advantages: np.ndarray,
     counts: np.ndarray,
@@ -196,7 +196,9 @@ def credit(
     return np.where(active, advantages[..., None] + config.step_weight * steps, 0.0)
 
 
-def episode_metrics(groups: Sequence[Sequence[Played]], returns: np.ndarray, whole: np.ndarray) -> dict[str, float]:
+def episode_metrics(
+    groups: Sequence[Sequence[PlayedTranscript]], returns: np.ndarray, whole: np.ndarray
+) -> dict[str, float]:
     """Means over the iteration's episodes, or over the turns played, named as in `ms_grpo.episode_metrics` and
     `collapse.measures`; "broke_off": episodes that the game broke off.
 

@@ -41,7 +41,7 @@ class Policy(Protocol):
         """Keys and values of what all rows begin with."""
 
 
-class Rows(Protocol):
+class LearnedRows(Protocol):
     """Micro-batches [N, M, ...] to learn from: a pytree with methods for one micro-batch, such as `Replies`.
 
     weights [N, M, K]: 0 where a token does not count. old_log_probs [N, M, K], or None: those of this step.
@@ -63,7 +63,7 @@ class Replies(NamedTuple):
     advantages: [N, M, K], those of each token's reply; old_log_probs [N, M, K], or None: those of this step.
     """
 
-    rows: packing.Rows
+    rows: packing.PackedRows
     replies: jax.Array
     weights: jax.Array
     advantages: jax.Array
@@ -134,7 +134,7 @@ def rows_at_a_time(replies: int, size: int, mesh: Mesh | None) -> int:
     return whole_rows(min(size, replies), mesh)
 
 
-def log_probs_of(policy: Policy, variables: Any, rows: Rows) -> jax.Array:
+def log_probs_of(policy: Policy, variables: Any, rows: LearnedRows) -> jax.Array:
     """Log-probabilities of what is learned under `variables`, [N, M, K], one micro-batch at a time."""
     prefix = policy.prefix(variables)
 
@@ -155,7 +155,7 @@ def loss_and_grad(
     loss: Loss,
     params: Any,
     lora: Any,
-    rows: Rows,
+    rows: LearnedRows,
     reference: bool,
     remat: bool,
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:

@@ -69,7 +69,7 @@ class SFTConfig:
         check(self)
 
 
-class Batch(NamedTuple):
+class SFTBatch(NamedTuple):
     """Rows of tokens. B rows, L tokens.
 
     tokens: int32 [B, L].
@@ -93,7 +93,7 @@ class Example(NamedTuple):
     weights: Sequence[float] = ()
 
 
-def sft_loss(model: Transformer, variables: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+def sft_loss(model: Transformer, variables: Any, batch: SFTBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Mean negative log-likelihood of the tokens, weighted by `batch.weights`; an example's first never counts."""
     tokens, segments = jnp.asarray(batch.tokens), jnp.asarray(batch.segments)
     hidden, _ = model.apply(variables, tokens[:, :-1], batch.positions[:, :-1], segments=segments[:, :-1])
@@ -201,7 +201,9 @@ def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
     return examples
 
 
-def make_batches(examples: Sequence[Example], config: SFTConfig, order: np.ndarray, multiple: int = 32) -> list[Batch]:
+def make_batches(
+    examples: Sequence[Example], config: SFTConfig, order: np.ndarray, multiple: int = 32
+) -> list[SFTBatch]:
     """The examples that `order` [N] names, in that order, as batches of `config.batch_size` rows.
 
     All batches have one shape; the last one is filled up with empty rows.
@@ -231,7 +233,7 @@ def make_batches(examples: Sequence[Example], config: SFTConfig, order: np.ndarr
     ]
 
 
-def _assemble(rows: list[list[Example]], batch_size: int, length: int) -> Batch:
+def _assemble(rows: list[list[Example]], batch_size: int, length: int) -> SFTBatch:
     shape = (batch_size, length)
     tokens, positions, segments = (np.zeros(shape, np.int32) for _ in range(3))
     weights = np.zeros(shape, np.float32)
@@ -244,7 +246,7 @@ def _assemble(rows: list[list[Example]], batch_size: int, length: int) -> Batch:
             segments[r, first:last] = n + 1
             weights[r, first + example.start : last] = example.weights or 1
             first = last
-    return Batch(tokens, positions, segments, weights)
+    return SFTBatch(tokens, positions, segments, weights)
 
 
 def fit(

@@ -15,7 +15,7 @@ from nlrl_jax.backends.program_shapes import Shapes
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.transformer import KeyValues, Transformer
-from nlrl_jax.rollouts.transcripts import Turn
+from nlrl_jax.rollouts.transcripts import TranscriptTurn
 
 ENOUGH = 2048  # tokens that keep a large model busy; more of them in a micro-batch only take memory
 
@@ -33,7 +33,7 @@ class Transcript(NamedTuple):
     log_probs: list[float]
 
 
-class Rows(NamedTuple):
+class TranscriptRows(NamedTuple):
     """Micro-batches [N, M] of rows of L tokens, of which K are learned; `policy_gradient.Rows`.
 
     tokens, positions, segments: int32 [N, M, L]; segments: which transcript of its row a token belongs to, from 1.
@@ -74,7 +74,7 @@ class Rows(NamedTuple):
 
 
 def transcripts_of(
-    turns: Sequence[Turn], advantages: Sequence[float], weight: float, begin: tuple[int, ...] = ()
+    turns: Sequence[TranscriptTurn], advantages: Sequence[float], weight: float, begin: tuple[int, ...] = ()
 ) -> list[Transcript]:
     """The turns of an episode as they were read: one transcript, or several where a prompt does not continue the last.
 
@@ -154,7 +154,9 @@ def first_fit(transcripts: Sequence[Transcript], length: int) -> list[list[Trans
     return rows
 
 
-def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: int, model: Transformer) -> Rows:
+def pack(
+    transcripts: Sequence[Transcript], room: int, first: int, micro_batch: int, model: Transformer
+) -> TranscriptRows:
     """Transcripts as micro-batches of few different shapes; several share a row, the longest are placed first.
 
     Args:
@@ -175,7 +177,7 @@ def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: 
     def floats():
         return np.zeros((num * size, learned), np.float32)
 
-    out = Rows(ints(length), ints(length), ints(length), ints(learned) + 1, floats(), floats(), floats())
+    out = TranscriptRows(ints(length), ints(length), ints(length), ints(learned) + 1, floats(), floats(), floats())
     for r, row in enumerate(rows):
         start, k = 0, 0
         for segment, transcript in enumerate(row, 1):

@@ -21,7 +21,7 @@ from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 
 
-class Place(NamedTuple):
+class RowPlan(NamedTuple):
     """Where texts lie. Entries where nothing lies are -1.
 
     token: int32 [R, L], the slot of a prompt or reply that is there: text * (S + K) + slot, left-padded prompts first.
@@ -40,7 +40,7 @@ class Place(NamedTuple):
         return jnp.where(self.reply >= 0, x.reshape(-1)[self.reply], 0)
 
 
-class Rows(NamedTuple):
+class PackedRows(NamedTuple):
     """What the model reads: tokens, positions and segments (0: padding), int32 [R, L] each; `predicted_at`, [R, C]."""
 
     tokens: jax.Array
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
     predicted_at: jax.Array
 
 
-def plan(prompt_lengths: jax.Array, reply_lengths: jax.Array, S: int, K: int, num: int, fold: int) -> Place:
+def plan(prompt_lengths: jax.Array, reply_lengths: jax.Array, S: int, K: int, num: int, fold: int) -> RowPlan:
     """Puts texts into rows, the longest first, each into the first row with room (first fit, decreasing).
 
     Args:
@@ -86,7 +86,7 @@ def plan(prompt_lengths: jax.Array, reply_lengths: jax.Array, S: int, K: int, nu
     here = (inside >= 0) & (inside < tokens[:, None])
     is_reply = number < reply_lengths[:, None]
     predicted_at = lay(C, first_reply + number, is_reply, first + (prompt_lengths - 1)[:, None] + number)
-    return Place(
+    return RowPlan(
         token=lay(L, first + inside, here, text * (S + K) + slot),
         reply=lay(C, first_reply + number, is_reply, text * K + number),
         predicted_at=jnp.maximum(predicted_at, 0),
@@ -94,20 +94,20 @@ def plan(prompt_lengths: jax.Array, reply_lengths: jax.Array, S: int, K: int, nu
     )
 
 
-def rows(place: Place, prompts: jax.Array, replies: jax.Array) -> Rows:
+def rows(place: RowPlan, prompts: jax.Array, replies: jax.Array) -> PackedRows:
     """Left-padded prompts [n, S] and right-padded replies [n, K] as rows."""
     expect("n K", expect("n S", prompts=prompts), replies=replies)
     texts = jnp.concatenate([prompts, replies], axis=1)
     there = place.token >= 0
     tokens = jnp.where(there, texts.reshape(-1)[place.token], 0)
     segments = jnp.where(there, place.token // texts.shape[1] + 1, 0)
-    return Rows(tokens, jnp.maximum(place.position, 0), segments, place.predicted_at)
+    return PackedRows(tokens, jnp.maximum(place.position, 0), segments, place.predicted_at)
 
 
 def score(
     model: Transformer,
     variables: Any,
-    rows: Rows,
+    rows: PackedRows,
     replies: jax.Array,
     prefix: KeyValues | None = None,
     temperature: float = 1.0,

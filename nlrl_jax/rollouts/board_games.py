@@ -22,7 +22,7 @@ Act = Callable[[Sequence[View], int], list[str]]
 Opponent = Callable[[jax.Array, Any], jax.Array]
 
 
-class Played(NamedTuple):
+class PlayedGame(NamedTuple):
     """A finished game. agent: the name of the agent's side."""
 
     line: Line
@@ -77,7 +77,7 @@ def language_act(model: LanguageModel, roles: ActorCriticRoles, sampling: Sampli
     return act
 
 
-def play_games(game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, num: int, seed: int) -> list[Played]:
+def play_games(game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, num: int, seed: int) -> list[PlayedGame]:
     """`num` games from the start; the agent is player 0 in the first half of them and player 1 in the others.
 
     The paper alternates the agent's side from batch to batch; all games are one batch here.
@@ -96,7 +96,7 @@ def play_on(
     agents: np.ndarray,
     seed: int,
     first: Sequence[str] | None = None,
-) -> list[Played]:
+) -> list[PlayedGame]:
     """Plays games from any positions to their end, in lockstep.
 
     Args:
@@ -129,7 +129,7 @@ def play_on(
         before = after
     is_over, _, returns = jax.device_get(describe(positions))
     return [
-        Played(Line(tuple(s), bool(o), side_of(v, game.players)), game.players[a])
+        PlayedGame(Line(tuple(s), bool(o), side_of(v, game.players)), game.players[a])
         for s, o, v, a in zip(steps, is_over, returns, agents, strict=True)
     ]
 
@@ -159,7 +159,7 @@ def beginnings(game: BoardGame, num: int) -> Any:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), game.init())
 
 
-def rates(games: Sequence[Played]) -> dict[str, float]:
+def rates(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Shares of games that the agent won, tied and lost."""
     count = Counter(game.outcome for game in games)
     return {name: count[outcome] / len(games) for name, outcome in (("win", 1), ("tie", 0), ("loss", -1))}

@@ -15,7 +15,7 @@ from nlrl_jax.roles.trajectories import ControlEpisode
 from nlrl_jax.updates import where
 
 
-class Player(NamedTuple):
+class ControlPlayer(NamedTuple):
     """An agent in its environment: networks with `params` that see observations normalised by `moments`."""
 
     env: Any
@@ -45,7 +45,7 @@ class Player(NamedTuple):
 
 
 def evaluate(
-    player: Player,
+    player: ControlPlayer,
     key: jax.Array,
     episodes: int,
     deterministic: bool = False,
@@ -54,7 +54,7 @@ def evaluate(
     """Returns and lengths of whole episodes: float32 [E], int32 [E]. Stops at the end of the last one.
 
     Args:
-      deterministic: see `Player.act`.
+      deterministic: see `ControlPlayer.act`.
       guide: (obs [E, ...], the agent's actions [E, ...]) -> the actions that are executed.
     """
     key_reset, key_play = jax.random.split(key)
@@ -93,7 +93,9 @@ class Trajectories(NamedTuple):
     terminated: jax.Array
 
 
-def record(player: Player, key: jax.Array, episodes: int, max_steps: int, deterministic: bool = False) -> Trajectories:
+def record(
+    player: ControlPlayer, key: jax.Array, episodes: int, max_steps: int, deterministic: bool = False
+) -> Trajectories:
     """Plays `episodes` and records every step. Episodes are truncated at `max_steps`. deterministic: as `evaluate`."""
     key_reset, key_play = jax.random.split(key)
     obs, env_state = player.reset(key_reset, episodes)

@@ -19,7 +19,7 @@ from nlrl_jax.types import HostGame, Outcome
 
 
 class Decisions(Protocol):
-    """What a decision rule returns for B histories; `Move` is one.
+    """What a decision rule returns for B histories; `StepDecisions` is one.
 
     Attributes:
       actions: B texts.
@@ -34,7 +34,7 @@ class Decisions(Protocol):
     thinking: Sequence[dict[str, Any]]
 
 
-class Move(NamedTuple):
+class StepDecisions(NamedTuple):
     """The decisions of one step, JSON-able, as they are reported and repeated. See `Decisions`."""
 
     actions: list[str]
@@ -85,8 +85,8 @@ def play(
     game: HostGame,
     decide: Callable[[Sequence[History], int], Decisions],
     tasks: Sequence[tuple[str, int]],
-    done_before: Sequence[Move] = (),
-    report: Callable[[int, Move, int], None] = lambda step, move, running: None,
+    done_before: Sequence[StepDecisions] = (),
+    report: Callable[[int, StepDecisions, int], None] = lambda step, move, running: None,
     rule: Callable[[History, Outcome], Outcome] = lambda history, outcome: outcome,
     pictured: int | None = None,
 ) -> list[Episode]:
@@ -122,7 +122,7 @@ def play(
         # 1. Decisions: those of the interrupted run first, without calling a model.
         repeated = t < len(done_before)
         decisions = done_before[t] if repeated else decide([histories[i] for i in live], t)
-        move = Move(
+        move = StepDecisions(
             list(decisions.actions),
             list(decisions.notes),
             [list(row) for row in decisions.thoughts],

@@ -43,14 +43,14 @@ class Writer(Protocol):
     ) -> list[Written]: ...
 
 
-class Reply(NamedTuple):
+class PromptedReply(NamedTuple):
     """A line that the model wrote: prompt, the tokens that it read, all of them; written, what it wrote after them."""
 
     prompt: tuple[int, ...]
     written: Written
 
 
-class Turn(NamedTuple):
+class TranscriptTurn(NamedTuple):
     """One step of an episode.
 
     observation: what the model acted on. replies: a thought, if there is one, and the action. action: as the game got
@@ -59,20 +59,20 @@ class Turn(NamedTuple):
     """
 
     observation: str
-    replies: tuple[Reply, ...]
+    replies: tuple[PromptedReply, ...]
     action: str
     reward: float
     invalid: bool
 
 
-class Played(NamedTuple):
+class PlayedTranscript(NamedTuple):
     """An episode: as `host_games.play` returns it, and its turns with their tokens.
 
     forfeit: the turns that were left when it was given up as lost, else 0.
     """
 
     episode: host_games.Episode
-    turns: tuple[Turn, ...]
+    turns: tuple[TranscriptTurn, ...]
     forfeit: int = 0
 
     def begins(self, tokens: tuple[int, ...]) -> bool:
@@ -82,7 +82,7 @@ class Played(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Player:
+class TranscriptPlayer:
     """A language model with all that turns its text into actions.
 
     Attributes:
@@ -187,13 +187,13 @@ class Player:
 
 
 def play(
-    player: Player,
+    player: TranscriptPlayer,
     game: HostGame,
     tasks: Sequence[tuple[str, int]],
     seed: int,
     give_up: int = 0,
     pictured: int | None = None,
-) -> list[Played]:
+) -> list[PlayedTranscript]:
     """One episode per task, in lockstep: each turn is one call of the model for all episodes that still run.
 
     An episode breaks off where the model's context cannot hold the next observation.
@@ -209,17 +209,17 @@ def play(
       ValueError: the context cannot hold a first observation.
     """
     steps: list[list[tuple[int, ...]]] = [[] for _ in tasks]
-    replies: list[list[tuple[Reply, ...]]] = [[] for _ in tasks]
+    replies: list[list[tuple[PromptedReply, ...]]] = [[] for _ in tasks]
     in_vain, forfeits = [0] * len(tasks), [0] * len(tasks)  # actions in vain in a row; turns left when given up
     unread = [False] * len(tasks)  # whether there is no action in the last reply
     invalid: list[list[bool]] = [[] for _ in tasks]  # of each turn
     seeds = np.random.default_rng(seed)
 
-    def write(prompts: list[tuple[int, ...]], role: str) -> list[Reply]:
+    def write(prompts: list[tuple[int, ...]], role: str) -> list[PromptedReply]:
         outputs = player.model.write(prompts, player.sampling, role, int(seeds.integers(2**32)), ("\n",))
-        return [Reply(*pair) for pair in zip(prompts, outputs, strict=True)]
+        return [PromptedReply(*pair) for pair in zip(prompts, outputs, strict=True)]
 
-    def decide(histories: Sequence[History], t: int) -> host_games.Move:
+    def decide(histories: Sequence[History], t: int) -> host_games.StepDecisions:
         numbers = [history.task[2] for history in histories]
         for i, history in zip(numbers, histories, strict=True):
             if t:
@@ -242,7 +242,7 @@ def play(
         # The game answers to what was written even where no action can be read in it.
         actions = [action or line or "nothing" for (action, _), line in zip(parsed, lines, strict=True)]
         notes = [player.line(game_replies[0].written) if len(game_replies) > 1 else "" for game_replies in turn_replies]
-        return host_games.Move(
+        return host_games.StepDecisions(
             actions, notes, [[]] * len(turn_replies), [{"problem": problem} for _, problem in parsed]
         )
 
@@ -269,7 +269,7 @@ def play(
     return [_played(*parts) for parts in zip(episodes, replies, invalid, forfeits, strict=True)]
 
 
-def _thought(player: Player, replies: tuple[Reply, ...]) -> tuple[int, ...]:
+def _thought(player: TranscriptPlayer, replies: tuple[PromptedReply, ...]) -> tuple[int, ...]:
     """The tokens of a turn before its action: a thought and the beginning of the next line."""
     return player.after(replies[0].written, "Action:") if len(replies) > 1 else ()
 
@@ -280,10 +280,10 @@ def _observation(history: History, number: int) -> str:
 
 
 def _played(
-    episode: host_games.Episode, replies: Sequence[tuple[Reply, ...]], invalid: Sequence[bool], forfeit: int
-) -> Played:
+    episode: host_games.Episode, replies: Sequence[tuple[PromptedReply, ...]], invalid: Sequence[bool], forfeit: int
+) -> PlayedTranscript:
     turns = tuple(
-        Turn(
+        TranscriptTurn(
             _observation(episode.history, t),
             turn_replies,
             episode.history.steps[t].action,
@@ -292,4 +292,4 @@ def _played(
         )
         for t, turn_replies in enumerate(replies)
     )
-    return Played(dataclasses.replace(episode, task=episode.task[:2]), turns, forfeit)
+    return PlayedTranscript(dataclasses.replace(episode, task=episode.task[:2]), turns, forfeit)

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nlrl_jax.algorithms.sft import Batch, Example, SFTConfig, make_batches, make_sft_step
+from nlrl_jax.algorithms.sft import Example, SFTBatch, SFTConfig, make_batches, make_sft_step
 from nlrl_jax.config import check_seed
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.transformer import Transformer
@@ -73,7 +73,7 @@ def make_update(
     return update
 
 
-def batches(examples: Sequence[Example], size: int, seed: int) -> Callable[[int], Batch]:
+def batches(examples: Sequence[Example], size: int, seed: int) -> Callable[[int], SFTBatch]:
     """Step -> its batch of `size` rows: passes over all examples, in random batches of similar lengths.
 
     Rows have one of eight lengths, so eight programs are compiled at most.
@@ -93,7 +93,7 @@ def batches(examples: Sequence[Example], size: int, seed: int) -> Callable[[int]
         whole = [row for row in rows if len(row) == size]
         return np.concatenate([begin, *(whole[i] for i in rng.permutation(len(whole))), *rows[len(whole) :]])
 
-    def batch(step: int) -> Batch:
+    def batch(step: int) -> SFTBatch:
         places = (divmod(step * size + k, len(examples)) for k in range(size))
         return make_batches(examples, shape, np.array([order(epoch)[i] for epoch, i in places]), multiple)[0]
 

@@ -8,14 +8,14 @@ import pytest
 
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms import language_estimates as estimates
-from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, State
+from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, ActorCriticState
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.envs.tic_tac_toe.prompts import STYLES, roles
 from nlrl_jax.envs.tic_tac_toe.rule_based import SCRIPTS
 from nlrl_jax.envs.tic_tac_toe.rules import board_game
 from nlrl_jax.roles.board_games import Line, Ply, View, Viewer
 from nlrl_jax.rollouts.board_games import (
-    Played,
+    PlayedGame,
     first_move_opponent,
     language_act,
     play_games,
@@ -39,7 +39,7 @@ def setting(opponent=random_opponent, improver=SCRIPTED, aggregator=SCRIPTED, **
 
 def beginner():
     """A policy that names any square, and values that say nothing."""
-    return State(TableModel(guess=lambda rng: json.dumps({"best_move": rng.randint(1, 9)})), TableModel())
+    return ActorCriticState(TableModel(guess=lambda rng: json.dumps({"best_move": rng.randint(1, 9)})), TableModel())
 
 
 def won(state, how, seed=5):
@@ -97,7 +97,7 @@ def line_of(moves):
 
 def test_lines_are_grouped_by_position_and_move_in_chunks_with_the_rest_kept():
     o_wins = line_of("14253")
-    games = [Played(o_wins, "O")] * 7 + [Played(o_wins, "X")]
+    games = [PlayedGame(o_wins, "O")] * 7 + [PlayedGame(o_wins, "X")]
     chunks = estimates.chunks_of_lines(games, 5, 0)
     first = [lines for (view, action), lines in chunks if view.player == "O" and len(view.legal) == 9]
     assert [len(lines) for lines in first] == [5, 2]

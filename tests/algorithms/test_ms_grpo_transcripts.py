@@ -19,7 +19,7 @@ from nlrl_jax.losses import episode_token_weights
 from nlrl_jax.returns import anchored_advantage, returns_to_go
 from nlrl_jax.roles.dialogues import History, Step
 from nlrl_jax.rollouts.host_games import Episode
-from nlrl_jax.rollouts.transcripts import Played, Reply, Turn
+from nlrl_jax.rollouts.transcripts import PlayedTranscript, PromptedReply, TranscriptTurn
 from nlrl_jax.types import Written
 from tests.algorithms.ms_grpo_by_hand import OBJECTIVE, assert_close, assert_identical, jit, make_policy
 from tests.algorithms.test_ms_grpo import chosen, episodes, params, policy, state  # noqa: F401
@@ -34,13 +34,15 @@ def written(*tokens, ended=True):
 
 
 def turn(observation, prompt, tokens, reward=0.0, invalid=False, ended=True):
-    return Turn(observation, (Reply(tuple(prompt), written(*tokens, ended=ended)),), "go", reward, invalid)
+    return TranscriptTurn(
+        observation, (PromptedReply(tuple(prompt), written(*tokens, ended=ended)),), "go", reward, invalid
+    )
 
 
 def episode(*turns, error=""):
     history = History("goal", turns[0].observation, tuple(Step("go", "next") for _ in turns))
     reward = sum(one.reward for one in turns)
-    return Played(Episode(("", 0), history, reward > 0, reward, len(turns), -1, (), (), error=error), turns)
+    return PlayedTranscript(Episode(("", 0), history, reward > 0, reward, len(turns), -1, (), (), error=error), turns)
 
 
 # --- Equality with the one program -----------------------------------------------------------------------------------
@@ -57,8 +59,8 @@ def as_played(policy, turns, returns):
             n, m = said.prompt_lengths[t, j], said.reply_lengths[t, j]
             prompt = prefix + tuple(said.prompts[t, j, S - n :].tolist())
             tokens, log_probs = (x[t, j, :m].tolist() for x in (said.replies, said.log_probs))
-            reply = Reply(prompt, Written(tuple(tokens), tuple(log_probs), True))
-            own.append(Turn(f"{t}", (reply,), "", float(returns[j]) if t == 0 else 0.0, False))
+            reply = PromptedReply(prompt, Written(tuple(tokens), tuple(log_probs), True))
+            own.append(TranscriptTurn(f"{t}", (reply,), "", float(returns[j]) if t == 0 else 0.0, False))
         found.append(episode(*own))
     return found
 
@@ -190,7 +192,7 @@ def test_penalties():
     assert transcripts.composite_rewards(episode(bad), CONFIG).tolist() == [1.0 - 0.5 - 0.5]
     given_up = episode(turn("a", (1,), (2,)), bad)._replace(forfeit=3)
     assert transcripts.composite_rewards(given_up, CONFIG).tolist() == [0.0, 0.0 - 0.5 * 3]
-    empty = bad._replace(replies=(Reply((1,), written(9)), Reply((1, 9), written(2))), invalid=False)
+    empty = bad._replace(replies=(PromptedReply((1,), written(9)), PromptedReply((1, 9), written(2))), invalid=False)
     assert transcripts.composite_rewards(episode(empty), CONFIG).tolist() == [0.5]
 
 

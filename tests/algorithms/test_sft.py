@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from nlrl_jax.algorithms.sft import (
-    Batch,
     Example,
+    SFTBatch,
     SFTConfig,
     fit,
     make_batches,
@@ -38,7 +38,7 @@ def batch(tokens, lengths, mask):
     """One example a row, right-padded."""
     tokens = jnp.asarray(tokens)
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return Batch(tokens, positions, (positions < jnp.asarray(lengths)[:, None]).astype(jnp.int32), mask)
+    return SFTBatch(tokens, positions, (positions < jnp.asarray(lengths)[:, None]).astype(jnp.int32), mask)
 
 
 @pytest.fixture(scope="module")

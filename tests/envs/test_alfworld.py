@@ -17,7 +17,7 @@ from nlrl_jax.envs.alfworld.engine import Engine, names_of
 from nlrl_jax.envs.alfworld.host import plain
 from nlrl_jax.envs.alfworld.workers import EngineRequest, Workers
 from nlrl_jax.envs.alfworld.world import World, plan
-from nlrl_jax.rollouts.host_games import Move, play
+from nlrl_jax.rollouts.host_games import StepDecisions, play
 from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.lac.episodes import as_json
 
@@ -154,7 +154,7 @@ def test_an_engine_that_is_lost_twice_ends_its_episode_and_no_other(monkeypatch,
             monkeypatch.setattr(workers, "_PROGRAM", program)
             os.kill(pool.workers[1].process.pid, signal.SIGKILL)
         n = len(histories)
-        return Move(["look"] * n, [""] * n, [[]] * n, [{}] * n)
+        return StepDecisions(["look"] * n, [""] * n, [[]] * n, [{}] * n)
 
     (engine,) = game.step.args
     (pool,) = [cell.cell_contents for cell in engine.__closure__]
@@ -170,7 +170,7 @@ def test_actions_may_be_written_as_sentences():
     assert game.kinds == games.KINDS and game.max_steps == 40 and game.actions == ()
     task = ("put", small_seed("put"))
     commands = plan(World(games.make(*task)))
-    decide = lambda histories, step: Move([f" {commands[step].capitalize()}."], [""], [[]], [{}])
+    decide = lambda histories, step: StepDecisions([f" {commands[step].capitalize()}."], [""], [[]], [{}])
     (episode,) = play(game, decide, [task])
     assert episode.success and episode.reward == 1 and episode.steps == episode.optimal == len(commands)
     with pytest.raises(ValueError, match="alfworld has no tasks 'juggle'"):

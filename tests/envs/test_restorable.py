@@ -15,7 +15,7 @@ from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.envs.expert_states import States
 from nlrl_jax.envs.restorable import Path, restorable
 from nlrl_jax.roles.dialogues import History, Step
-from nlrl_jax.rollouts.host_games import Move, play
+from nlrl_jax.rollouts.host_games import StepDecisions, play
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.lac.episodes import Setting, run_method
 from nlrl_jax.text.generators import Drawn
@@ -172,7 +172,7 @@ def test_planning_with_a_live_game_sees_what_is_true(name):
     dialogue = dialogue_of(method, game, PromptConfig(), "expert", None, 0)
     result = run_method(Setting(model, Usage(), game, LACConfig()), "lac", method, dialogue, tasks)
     assert [episode["success"] for episode in result["episodes"]] == [True] * 4
-    again = lambda histories, t: Move(
+    again = lambda histories, t: StepDecisions(
         [e["steps"][t][0] for e in result["episodes"] if t < len(e["steps"])], [""] * 4, [[]] * 4, [{}] * 4
     )
     replayed = play(game, again, tasks)

@@ -14,7 +14,7 @@ from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.envs.expert import Expert, Rates
-from nlrl_jax.rollouts.host_games import Move, play
+from nlrl_jax.rollouts.host_games import StepDecisions, play
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.lac.episodes import Setting, run_method
 
@@ -53,7 +53,7 @@ def planned(game, method, tasks, **rates):
 
 
 def scripted(game, task, actions):
-    (episode,) = play(game, lambda histories, t: Move([actions[t]], [""], [[]], [{}]), [task])
+    (episode,) = play(game, lambda histories, t: StepDecisions([actions[t]], [""], [[]], [{}]), [task])
     return episode
 
 
@@ -120,7 +120,9 @@ def test_another_textarena_game_changes_the_marked_lines_alone(page, name, capsy
     assert not capsys.readouterr().err
     alone = [scripted(game, ("", 3), [*actions, *["nothing"] * 40]) for _ in range(2)]
     assert alone[0].history == alone[1].history and says in alone[0].history.steps[0].observation
-    same = lambda histories, t: Move([[*actions, *["nothing"] * 40][t]] * len(histories), [""] * 3, [[]] * 3, [{}] * 3)
+    same = lambda histories, t: StepDecisions(
+        [[*actions, *["nothing"] * 40][t]] * len(histories), [""] * 3, [[]] * 3, [{}] * 3
+    )
     beside = play(game, same, [("", 2), ("", 3), ("", 4)])
     assert beside[1].history == alone[0].history  # whatever is drawn beside it
     assert not any(episode.error for episode in beside)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nlrl_jax.algorithms.sft import Batch, sft_loss
+from nlrl_jax.algorithms.sft import SFTBatch, sft_loss
 from nlrl_jax.lm import attention, blockwise, sharding, transformer
 from nlrl_jax.lm.blockwise import Blocks, Sight, blocks_for
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
@@ -189,7 +189,7 @@ def test_packed_rows_fine_tune_the_same(variables, at_once_and_in_blocks):
     tokens = rng.integers(0, 64, (3, 40))
     segments = np.sort(rng.integers(1, 5, (3, 40)), axis=1)
     starts = np.maximum.accumulate(np.where(np.diff(segments, axis=1, prepend=0) > 0, np.arange(40), 0), axis=1)
-    batch = Batch(tokens, np.arange(40) - starts, segments, np.ones((3, 40), np.float32))
+    batch = SFTBatch(tokens, np.arange(40) - starts, segments, np.ones((3, 40), np.float32))
     run = lambda: jax.jit(jax.value_and_grad(lambda v: sft_loss(Transformer(CONFIG), v, batch)[0]))(variables)
     want, got = at_once_and_in_blocks(run)
     close(got, want)

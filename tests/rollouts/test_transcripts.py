@@ -14,7 +14,7 @@ from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
-from nlrl_jax.rollouts.transcripts import Player, play
+from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
 from nlrl_jax.types import HostGame, Outcome, Sampling, Start, Written
 from tests.tokenizers_from_wheels import small_tokenizer
 
@@ -62,7 +62,7 @@ class Scripted:
 
 def player(lines, label="", room=1000, **more):
     dialogue = Dialogue.of("Get to 3.", label, compact=True, **more)
-    return Player(Scripted(lines), dialogue, Sampling(20), room)
+    return TranscriptPlayer(Scripted(lines), dialogue, Sampling(20), room)
 
 
 def text_of(tokens):
@@ -159,7 +159,7 @@ def test_the_advice_on_a_short_context_helps(label, examples):
     dialogue = Dialogue.of("Get to 3.", label, compact=True, examples=shown, count=count)
     history, advised = History("3", "you are at 0"), set()
     for room in range(5, 330, 3):
-        who = Player(Scripted([]), dialogue, Sampling(30), room)
+        who = TranscriptPlayer(Scripted([]), dialogue, Sampling(30), room)
         for _ in range(2):
             try:
                 who.prompt(history, ())
@@ -170,7 +170,7 @@ def test_the_advice_on_a_short_context_helps(label, examples):
             dialogue_now = dataclasses.replace(who.dialogue, examples=() if "--examples 0" in said else shown)
             tokens, holds = (re.search(rf"{words} (\d+)", said) for words in ("--max_tokens to", "context holds"))
             new = Sampling(int(tokens[1])) if tokens else who.sampling
-            who = Player(who.model, dialogue_now, new, int(holds[1]) if holds else room)
+            who = TranscriptPlayer(who.model, dialogue_now, new, int(holds[1]) if holds else room)
         who.prompt(history, ())
     assert "Give a model whose context holds N tokens or more" in advised and "Lower --max_tokens to N" in advised
     assert ("Give --examples N" in advised) == bool(examples)
@@ -248,7 +248,9 @@ def model():
 @pytest.fixture(scope="module")
 def reference(model):
     """What it writes in nine episodes without any memory."""
-    return play(Player(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256), GAME, [("", 0)] * 9, 5)
+    return play(
+        TranscriptPlayer(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256), GAME, [("", 0)] * 9, 5
+    )
 
 
 @pytest.mark.parametrize("memory", [{}, {"cache_mb": 10.0}, {"keep_mb": 10.0}], ids=["none", "cache", "rows"])
@@ -256,7 +258,7 @@ def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, memory
     model, reads = dataclasses.replace(model, **memory), []
     prefill = kept_rows._prefill
     monkeypatch.setattr(kept_rows, "_prefill", lambda *args: reads.append(args) or prefill(*args))
-    who = Player(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256)
+    who = TranscriptPlayer(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256)
     played = play(who, GAME, [("", 0)] * 9, 5)
     replies = [turn.replies[0] for one in played for turn in one.turns]
     assert all(len(written.tokens) == len(written.log_probs) for _, written in replies)
@@ -296,7 +298,7 @@ def test_a_prompt_that_goes_on_with_no_row_joins_those_that_do(model, monkeypatc
 def test_what_all_prompts_begin_with_is_the_instructions_and_examples():
     example = History("7", "you are at 0", (Step("Up", "you are at 1"),))
     dialogue = Dialogue.of("Get to the number.", "", examples=(example,))
-    who = Player(Scripted([" Up\n"] * 5), dialogue, Sampling(20), 1000)
+    who = TranscriptPlayer(Scripted([" Up\n"] * 5), dialogue, Sampling(20), 1000)
     (one,) = play(who, GAME, [("", 0)], 0)
     shared = who.beginning()
     assert text_of(shared).startswith("<|im_start|>user\nGet to the number.") and "An example:" in text_of(shared)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from nlrl_jax.algorithms.imagine import POLICY, Caller, PlanningConfig, write_notes
-from nlrl_jax.algorithms.lac import Decisions
+from nlrl_jax.algorithms.lac import LACDecisions
 from nlrl_jax.roles.actions import read_action
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.types import LanguageModel
@@ -27,7 +27,7 @@ def decide(
     config: PlanningConfig,
     seed: int,
     tagged: bool = False,
-) -> Decisions:
+) -> LACDecisions:
     """One action per history, written greedily. See `lac.decide`.
 
     Args:
@@ -47,4 +47,4 @@ def decide(
         picked.append(action or ("" if tagged else text[:SHOWN]) or "nothing")
     thinking = [{"candidates": [action]} for action in picked]
     notes = [history.last_note for history in thought]
-    return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
+    return LACDecisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)

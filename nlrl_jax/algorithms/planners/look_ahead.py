@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nlrl_jax.algorithms.imagine import Caller, Future, PlanningConfig, imagine, propose
-from nlrl_jax.algorithms.lac import Decisions
+from nlrl_jax.algorithms.lac import LACDecisions
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
 from nlrl_jax.roles.written_numbers import read_share
 from nlrl_jax.types import LanguageModel
@@ -44,7 +44,7 @@ class Planner(NamedTuple):
         actions: Sequence[str],
         config: PlanningConfig,
         seed: int,
-    ) -> Decisions:
+    ) -> LACDecisions:
         """One decision for each history; see `lac.decide`.
 
         Raises:
@@ -80,7 +80,7 @@ class Planner(NamedTuple):
             }
             thinking.append(record)
         notes = [history.last_note for history in short]
-        return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
+        return LACDecisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
 
 
 def done(step: Step) -> bool:

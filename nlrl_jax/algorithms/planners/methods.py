@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from nlrl_jax.algorithms import lac, offline
 from nlrl_jax.algorithms.imagine import PlanningConfig
-from nlrl_jax.algorithms.lac import Decisions, LACConfig
+from nlrl_jax.algorithms.lac import LACConfig, LACDecisions
 from nlrl_jax.algorithms.offline import OfflineConfig
 from nlrl_jax.algorithms.planners import direct, icpi, lats, rafa, rap, react
 from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
@@ -37,7 +37,7 @@ class Method:
 
     title: str
     label: str
-    decide: Callable[[LanguageModel, Dialogue, Sequence[History], Sequence[str], LACConfig, int], Decisions] | None
+    decide: Callable[[LanguageModel, Dialogue, Sequence[History], Sequence[str], LACConfig, int], LACDecisions] | None
     notes: bool = True
     thinks: bool = False
     scores: bool = True

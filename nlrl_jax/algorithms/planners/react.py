@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nlrl_jax.algorithms.imagine import POLICY, Caller, PlanningConfig, any_action
-from nlrl_jax.algorithms.lac import Decisions
+from nlrl_jax.algorithms.lac import LACDecisions
 from nlrl_jax.roles.dialogues import THINK, THINK_REPLY, Dialogue, History, Step
 from nlrl_jax.types import LanguageModel
 
@@ -25,7 +25,7 @@ def decide(
     actions: Sequence[str],
     config: PlanningConfig,
     seed: int,
-) -> Decisions:
+) -> LACDecisions:
     """One action per history, written greedily. What cannot be read becomes a random action and is counted.
 
     Args and returns: see `lac.decide`; a dialogue without a note.
@@ -48,4 +48,4 @@ def decide(
             chosen[i] = any_action(actions, rng)
     picked = [chosen[i] for i in range(len(short))]
     thinking = [{"candidates": [action]} for action in picked]
-    return Decisions(picked, [""] * len(picked), thoughts, thinking, caller.problems, caller.calls)
+    return LACDecisions(picked, [""] * len(picked), thoughts, thinking, caller.problems, caller.calls)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nlrl_jax.files import dump_json, write_atomically
-from nlrl_jax.rollouts.host_games import Move
+from nlrl_jax.rollouts.host_games import StepDecisions
 
 
 class _Stopped(Exception):
@@ -30,7 +30,9 @@ class Journal:
     def moves(self, batch: int) -> list[dict[str, Any]]:
         """The moves of a batch so far, as the fields of `host_games.Move`."""
         return [
-            {name: move[name] for name in Move._fields} for row in self.of(batch) for move in row.get("plan", [row])
+            {name: move[name] for name in StepDecisions._fields}
+            for row in self.of(batch)
+            for move in row.get("plan", [row])
         ]
 
     def of(self, batch: int) -> list[dict[str, Any]]:

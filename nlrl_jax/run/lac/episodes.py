@@ -23,7 +23,7 @@ from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import check_seed
 from nlrl_jax.files import write_json
 from nlrl_jax.roles.dialogues import Dialogue
-from nlrl_jax.rollouts.host_games import Episode, Move, play
+from nlrl_jax.rollouts.host_games import Episode, StepDecisions, play
 from nlrl_jax.run.host_games import threads
 from nlrl_jax.run.host_games.journal import Journal
 from nlrl_jax.run.host_games.tasks import Task
@@ -123,7 +123,7 @@ def _play_batch(
     memory = model.memories
     if memory:
         _go_back(journal, batch, memory)
-    earlier = [Move(**move) for move in journal.moves(batch)]
+    earlier = [StepDecisions(**move) for move in journal.moves(batch)]
     before, clock = Counter(), time.perf_counter()
 
     def cost() -> dict[str, Any]:
@@ -242,13 +242,13 @@ def _tokens_of(name: str, model: LanguageModel, usage: Usage, rows: Sequence[Map
     return {"read": sum(row["prompt_tokens"] for row in spent), "written": sum(row["tokens"] for row in spent)}
 
 
-def _moves_of(plans: Plans) -> list[Move]:
+def _moves_of(plans: Plans) -> list[StepDecisions]:
     """Plans as moves: at each step those of the episodes that still run."""
     moves = []
     for t in range(max(map(len, plans.actions))):
         live = [i for i, actions in enumerate(plans.actions) if t < len(actions)]
         none = [""] * len(live), [[]] * len(live)
-        moves.append(Move([plans.actions[i][t] for i in live], *none, [plans.thinking[i][t] for i in live]))
+        moves.append(StepDecisions([plans.actions[i][t] for i in live], *none, [plans.thinking[i][t] for i in live]))
     return moves
 
 

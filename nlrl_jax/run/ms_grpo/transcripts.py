@@ -20,7 +20,7 @@ from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History, marked
-from nlrl_jax.rollouts.transcripts import Played, Player, play
+from nlrl_jax.rollouts.transcripts import PlayedTranscript, TranscriptPlayer, play
 from nlrl_jax.run import players
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
@@ -157,11 +157,11 @@ class TranscriptTraining(Training):
         for goal, observation in seen:
             player.prompt(History(goal, observation), ())
 
-    def player(self, variables: Any, greedy: bool) -> Player:
+    def player(self, variables: Any, greedy: bool) -> TranscriptPlayer:
         """Who acts with these variables."""
         sampling = self.config.sampling
         sampling = Sampling(sampling.max_tokens, temperature=0.0) if greedy else sampling
-        return Player(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
+        return TranscriptPlayer(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
 
     def update(self, state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
         """One iteration of Algorithm 1. The same state and key give the same bits."""
@@ -213,7 +213,7 @@ def dialogue_for(game: HostGame, prompts: PromptConfig, model: str, tokenizer: T
     return dialogue_of(METHODS["cot" if think else "react"], game, prompts, model, tokenizer, 0)
 
 
-def summarize(played: Sequence[Played], game: HostGame, invalid_action_reward: float) -> dict[str, float]:
+def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action_reward: float) -> dict[str, float]:
     """Means over episodes, named as in `players.summarize`."""
     episodes, turns = [one.episode for one in played], [turn for one in played for turn in one.turns]
     returns = np.array([one.reward for one in episodes])
@@ -231,7 +231,7 @@ def summarize(played: Sequence[Played], game: HostGame, invalid_action_reward: f
     }
 
 
-def as_record(played: Played, game: HostGame, tokenizer: Tokenizer) -> dict[str, Any]:
+def as_record(played: PlayedTranscript, game: HostGame, tokenizer: Tokenizer) -> dict[str, Any]:
     """An episode of a game with its limit, in the form of `transcript.transcripts`: the first prompt is whole, of the
     others what is new in them."""
     episode = played.episode

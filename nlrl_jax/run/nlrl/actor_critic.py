@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from nlrl_jax.algorithms import language_actor_critic as nlac
-from nlrl_jax.algorithms.language_actor_critic import ActorCriticSetup, State
+from nlrl_jax.algorithms.language_actor_critic import ActorCriticSetup, ActorCriticState
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.backends.wrappers import metered
@@ -84,7 +84,7 @@ class Trainer:
         value = learned(self.format_value)
         return Learned(policy, value, jnp.zeros((), jnp.int32), (policy,) * (self.average - 1))
 
-    def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> State:
+    def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> ActorCriticState:
         """The state in algorithm 3's terms."""
 
         def with_learned(learned: Any) -> LanguageModel:

@@ -47,7 +47,7 @@ class GPIMethod(NamedTuple):
         titles = {"policy": "language policy alone", "q": "Q^L without look-ahead + I"}
         return titles.get(self.name, f"language GPI, K={self.K}, N={self.N}")
 
-    def decide(self, model: LanguageModel, roles: GPIRoles, states, sampling: Sampling, seed: int) -> gpi.Decisions:
+    def decide(self, model: LanguageModel, roles: GPIRoles, states, sampling: Sampling, seed: int) -> gpi.GPIDecisions:
         """An action for each state."""
         if self.name == "policy":
             return gpi.policy_alone(model, roles, states, sampling, seed)

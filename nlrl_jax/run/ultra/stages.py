@@ -65,7 +65,7 @@ class Run:
         self.steps_per_update = self.ppo.num_envs * self.ppo.num_steps
         self._guided_results = self.folder / "guided" / results.RESULTS
         self.agent = ppo.agent_of(game.env, game.params, self.ppo)
-        self._player = functools.partial(control.Player, game.env, game.params, self.agent)
+        self._player = functools.partial(control.ControlPlayer, game.env, game.params, self.agent)
 
         def returns(params, moments, key, episodes, greedy):
             one = lambda *state: control.evaluate(self._player(*state), key, episodes, greedy)[0]

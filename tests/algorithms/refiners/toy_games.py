@@ -8,7 +8,7 @@ from gymnax.environments import environment, spaces
 
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import PPOConfig
-from nlrl_jax.rollouts.control import Player
+from nlrl_jax.rollouts.control import ControlPlayer
 
 CELLS, DOOR = 5, 2
 ENVS, STEPS = 4, 8
@@ -19,7 +19,7 @@ SMALL = PPOConfig(num_envs=ENVS, num_steps=STEPS, epochs=2, num_minibatches=2, f
 
 def player(env, params, config, state):
     """The agent of a `PPOState`."""
-    return Player(env, params, ppo.agent_of(env, params, config), state.params, state.obs_moments)
+    return ControlPlayer(env, params, ppo.agent_of(env, params, config), state.params, state.obs_moments)
 
 
 @struct.dataclass
