@@ -34,7 +34,7 @@ class Transcript(NamedTuple):
 
 
 class TranscriptRows(NamedTuple):
-    """Micro-batches [N, M] of rows of L tokens, of which K are learned; `policy_gradient.Rows`.
+    """Micro-batches [N, M] of rows of L tokens, of which K are learned; `policy_gradient.LearnedRows`.
 
     tokens, positions, segments: int32 [N, M, L]; segments: which transcript of its row a token belongs to, from 1.
     at: int32 [N, M, K], places of the learned tokens. weights, advantages, sampled: float32 [N, M, K]; weights are 0
