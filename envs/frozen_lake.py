@@ -162,7 +162,7 @@ class FrozenLake(DiscreteGame):
     def observe(self, key, state, action, params) -> jax.Array:
         """Returns float32 [size, size, 3], planes of player, holes and goal."""
         tiles = np.arange(self.size * self.size)
-        goal = jnp.zeros_like(state.holes) | (tiles == tiles[-1])  # lies on a mesh as the holes do
+        goal = state.holes & False | (tiles == tiles[-1])  # of the data, so that it lies on a mesh as the holes do
         planes = jnp.stack([tiles == state.position, state.holes, goal], axis=-1)
         return planes.reshape(self.size, self.size, 3).astype(jnp.float32)
 

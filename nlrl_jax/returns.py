@@ -78,7 +78,7 @@ def returns_to_go(rewards: jax.Array, discount: float = 1.0) -> jax.Array:
         total = reward + discount * later
         return total, total
 
-    return jax.lax.scan(back, jnp.zeros_like(rewards[0]), rewards, reverse=True)[1]
+    return jax.lax.scan(back, _nothing_later(rewards), rewards, reverse=True)[1]
 
 
 def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: float | jax.Array) -> jax.Array:
@@ -148,8 +148,7 @@ def gae(
         advantage = delta + trace * later
         return advantage, advantage
 
-    # Zeros of the data, and not of its shape: they lie where it lies, and vary over a mesh as it does.
-    _, advantages = jax.lax.scan(back, jnp.zeros_like(deltas[0]), (deltas, traces), reverse=True)
+    _, advantages = jax.lax.scan(back, _nothing_later(deltas), (deltas, traces), reverse=True)
     return jax.lax.stop_gradient((advantages, advantages + values))
 
 
@@ -185,3 +184,11 @@ def kl_improved_policy(log_prior: jax.Array, q: jax.Array, alpha: float | jax.Ar
 def _time_axes(rewards: jax.Array) -> str:
     """The axes of rewards: those of one environment [T], or of B environments [T, B]."""
     return "T" if np.ndim(rewards) == 1 else "T B"
+
+
+def _nothing_later(steps: jax.Array) -> jax.Array:
+    """What follows the last of `steps` [T, ...]: zeros of the data, not of its shape.
+
+    So they lie where the data lies on an Explicit mesh, and vary inside `shard_map` as it does.
+    """
+    return jnp.zeros_like(jnp.sum(steps, axis=0))

@@ -57,7 +57,6 @@ def test_expect():
         (lambda: ms_grpo(weights=BK[:1]), "weights has shape (1, 2); it must be [B, K], here [3, 2]"),
         *[(lambda n=n: ppo(**{n: [0.0]}), f"{n} is a list; it must be an array [...]") for n in PPO],
         *[(lambda n=n: ppo(**{n: B[:1]}), f"{n} has shape (1,); it must be [...], here [3]") for n in PPO[1:]],
-        (lambda: returns.returns_to_go(B), "rewards has shape (3,); it must be [T, B]"),
         (lambda: returns.returns_to_go(TB[None]), "rewards has shape (1, 4, 3); it must be [T, B]"),
         (lambda: returns.gae(TB, TB, TB.T, TB), "values has shape (3, 4); it must be [T, B], here [4, 3]"),
         (lambda: returns.gae(TB, TB, TB[None], TB), "values has shape (1, 4, 3); it must be [T, B], here [4, 3]"),
