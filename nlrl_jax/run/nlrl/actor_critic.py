@@ -90,7 +90,7 @@ class Trainer:
         def with_learned(learned: Any) -> LanguageModel:
             return metered(self.base.with_variables({**self.base.variables, self.train: learned}), self.usage)
 
-        return State(with_learned(state.policy), with_learned(state.value), buffer, int(state.iteration))
+        return ActorCriticState(with_learned(state.policy), with_learned(state.value), buffer, int(state.iteration))
 
     def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
         """One iteration; its value data and its exchanges for the report go to the run's folder."""
