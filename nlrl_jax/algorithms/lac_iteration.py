@@ -75,6 +75,7 @@ def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig,
     Raises:
       ValueError: "improved" of episodes that have no record of candidates.
     """
+    # Rejection sampling unless `keep` is "all": a failed episode teaches nothing.
     selected = [episode for episode in episodes if episode["success"] or config.keep == "all"]
     examples = []
     for episode in selected:
@@ -86,9 +87,9 @@ def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig,
                 continue
             for weighted in _improved(line, record, config.least):
                 (taken_lines if weighted.text == line.text else other_lines).append(weighted)
-        examples += pairs(dialogue, [line for line in taken_lines if line.weight], joined=True) + pairs(
-            dialogue, other_lines
-        )
+        # The taken actions of an episode share one example; other candidates, of other continuations, have one each.
+        examples += pairs(dialogue, [line for line in taken_lines if line.weight], joined=True)
+        examples += pairs(dialogue, other_lines)
     return examples
 
 
@@ -100,6 +101,7 @@ def history_of(episode: Episode) -> History:
 
 def _asked(dialogue: Dialogue, line: TrainingLine, teacher: LACConfig) -> TrainingLine:
     """The line after the history that its decision saw: what fitted before the last note was written."""
+    # The teacher's trimming is repeated, so that the prior learns after exactly what its decision saw.
     reserve = teacher.planning.ahead(dialogue.room, lines_ahead(teacher, dialogue.label))
     trimmed = dialogue.trim(line.history.noted(""), reserve).history
     return line._replace(history=trimmed.noted(line.history.last_note))

@@ -45,6 +45,7 @@ def chunks_of_lines(games: Sequence[PlayedGame], k: int, seed: int) -> list[tupl
     for pair, continuations in lines.items():
         # Shuffled, so that a chunk is no run of games that were played after each other.
         order = rng.permutation(len(continuations))
+        # At most k games to a chunk; the remainder is a chunk of its own.
         chunks += [(pair, [continuations[n] for n in order[i : i + k]]) for i in range(0, len(order), k)]
     return chunks
 
@@ -102,6 +103,7 @@ def temporal_difference(
 
 def next_turn(line: Line) -> tuple[Line, Pair | None]:
     """(the line up to where its first mover moves again, that position and move, or None if the game ends before)."""
+    # The opponent's reply lies between: V is that of the position where the same side moves again.
     side = line.steps[0].before.player
     next_index = next((n for n, step in enumerate(line.steps[1:], 1) if step.before.player == side), None)
     if next_index is None:

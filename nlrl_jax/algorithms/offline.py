@@ -112,11 +112,13 @@ def pairs(
       NotImplementedError: the model does not score.
     """
     trajectories = [trajectory for trajectory in trajectories if trajectory.history.steps]
+    # W_t = Q(h_t, a_t), read off the model itself.
     if config.method == "actor_critic":
         if model is None:
             raise ValueError("actor_critic needs a model that scores GOOD and BAD; pass model=...")
         rows = q_values(model, critic or dialogue, [trajectory.history for trajectory in trajectories])
     elif config.method == "dense_policy_gradient":
+        # W_t = G_t, from the verdicts of reflections and the outcome.
         rows = [dense_returns(trajectory, config.step_reward) for trajectory in trajectories]
         if not any(
             verdict(step.note) in (GOOD, BAD) for trajectory in trajectories for step in trajectory.history.steps
@@ -126,6 +128,7 @@ def pairs(
                 f"none of {len(trajectories)} episodes has one"
             )
     else:
+        # W_t = +1 or -1 by the outcome; 1 everywhere for the other methods.
         signed = config.method == "policy_gradient"
         rows = [
             [1.0 if trajectory.success or not signed else -1.0] * len(trajectory.history.steps)

@@ -51,6 +51,7 @@ def controls(
     actions, reached = in_chunks(play, key_look, repeated, axis=1)
     buffer = language_td.look_ahead(game, Viewer(game), data.positions, actions, reached, config.variations)
     targets = language_td.td_estimate(buffer, roles, value, aggregator, learning, seed, Counter())
+    # A dropped target leaves its position without an answer.
     answers = {target.view: roles.read_advantage(target.text) for target in targets}
     search = jax.jit(lambda key, rows: policy(key, rows)[1])
     values = in_chunks(search, key_search, data.positions, axis=0)

@@ -44,6 +44,7 @@ def decide(
         if tagged and not match:
             action, problem = "", "no tags"
         caller.count(POLICY, problem)
+        # Where no action can be read the game is given what was written, or nothing if the tags are missing.
         picked.append(action or ("" if tagged else text[:SHOWN]) or "nothing")
     thinking = [{"candidates": [action]} for action in picked]
     notes = [history.last_note for history in thought]

@@ -18,6 +18,7 @@ DISCOUNT = 0.9
 
 def value(caller: Caller, futures: Sequence[Future], log_prior: Sequence[float]) -> list[float]:
     """The discounted return of each rollout."""
+    # G = sum_t gamma^t r_t, of the rewards that the model writes after each imagined step.
     return [sum(DISCOUNT**t * r for t, r in enumerate(numbers(caller, NOTE, future))) for future in futures]
 
 

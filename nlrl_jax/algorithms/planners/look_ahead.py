@@ -58,14 +58,17 @@ class Planner(NamedTuple):
         if config.depth < 1:
             raise ValueError("depth is 0; this planner needs rollouts of at least one step")
         if self.shown:
+            # Examples have a reward after each step: real steps get one too, so that the model keeps the form.
             histories = [history.noted("0") if history.steps else history for history in histories]
         caller = Caller(model, dialogue, config, seed)
         short = caller.trim(histories)
         candidates = propose(caller, short, actions)
+        # Rollouts of all candidates of all games side by side, in one list.
         firsts = [action for proposal in candidates for action in proposal.actions]
         starts = [history for history, proposal in zip(short, candidates, strict=True) for _ in proposal.actions]
         rollouts = imagine(caller, starts, firsts, actions, done, outcome=self.outcome, note=self.note)
         futures = [leaves[0] for leaves in rollouts]
+        # Dealt out again, candidate by candidate.
         values = iter(self.value(caller, futures, [p for proposal in candidates for p in proposal.log_prior]))
         leaves, picked, thinking = iter(futures), [], []
         for proposal in candidates:

@@ -20,6 +20,7 @@ DISCOUNT = 0.99
 
 def value(caller: Caller, futures: Sequence[Future], log_prior: Sequence[float]) -> list[float]:
     """The best discounted value of each rollout's steps."""
+    # Not the last value: a rollout may lead past its best state.
     return [max(DISCOUNT**t * v for t, v in enumerate(numbers(caller, CRITIC, future))) for future in futures]
 
 

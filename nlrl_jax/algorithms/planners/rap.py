@@ -22,12 +22,15 @@ def value(caller: Caller, futures: Sequence[Future], log_prior: Sequence[float])
     chats, texts, owner = [], [], []
     for i, future in enumerate(futures):
         steps, history = future.imagined, future.history
+        # The imagined steps are the history's last ones; what stood before them was trimmed to fit.
         base = max(0, len(history.steps) - len(steps))
+        # From the second on: the first action's log-probability is the prior of its candidate.
         for k, step in enumerate(steps[1:], 1):
             before = dataclasses.replace(history, steps=history.steps[: base + k])
             chats.append(caller.dialogue.chat(before, "Action:"))
             texts.append([f" {step.action}"])
             owner.append(i)
+    # log pi(a_0) + sum_k log pi(a_k | what came before), all scored in one call.
     values = list(log_prior)
     for i, (log_prob,) in zip(owner, caller.log_probs(POLICY, chats, texts), strict=True):
         values[i] += log_prob

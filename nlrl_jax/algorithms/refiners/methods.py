@@ -96,12 +96,14 @@ def refine_from(env: Any, env_params: Any, config: PPOConfig, base: PPOState, ke
     def shapes(tree):
         return [(jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
+    # By path and shape, so that the error can name the first array that does not fit.
     expected, actual = shapes((state.params, state.obs_moments)), shapes((base.params, base.obs_moments))
     if expected != actual:
         wrong = next((pair for pair in zip(actual, expected) if pair[0] != pair[1]), (actual[-1], expected[-1]))
         raise ValueError(
             f"the base agent does not fit this game: it has {wrong[0]}, the game and config want {wrong[1]}"
         )
+    # Weights and statistics go on; the optimizer, the games and the time begin anew.
     return state.replace(params=base.params, obs_moments=base.obs_moments, return_moments=base.return_moments)
 
 
@@ -118,6 +120,7 @@ def start(name: str, shared: Shared, base: PPOState, key: jax.Array) -> PPOState
     elif name == "LLM-RND":
         aux = rnd.init(key_aux, state.obs.shape[1:])
     elif name == "RICE":
+        # RICE restarts from the most important step of each recorded episode.
         timestep = state_mask.critical_steps(shared.importance, shared.trajectories.steps)
         aux = rice.init(key_aux, *rice.starts_of(shared.trajectories, timestep))
     elif name == "LIR":

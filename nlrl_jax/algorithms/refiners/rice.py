@@ -64,6 +64,7 @@ def restarted(env_state: Any) -> Any:
     """The same states at the beginning of their episodes' time."""
     if not hasattr(env_state, "time"):
         return env_state
+    # A restart in the middle of a game has the whole time limit before it.
     return env_state.replace(time=jnp.zeros_like(env_state.time))
 
 

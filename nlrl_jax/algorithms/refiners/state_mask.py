@@ -151,6 +151,7 @@ def importance(agent: Agent, params: Any, moments: RunningMoments, obs: jax.Arra
       agent, params, moments: the mask agent's: `ppo.agent_of(masked, mask_params, mask_config)` and of its `PPOState`.
     """
     shape = moments.mean.shape
+    # The network reads rows [N, ...]; leading axes are folded into one and unfolded again.
     leading = obs.shape[: obs.ndim - len(shape)]
     logits, _ = agent.policy(params, moments, obs.reshape(math.prod(leading), *shape))
     return jax.nn.softmax(logits)[:, KEEP].reshape(leading)
