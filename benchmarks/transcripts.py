@@ -146,7 +146,7 @@ def main():
     play = {"model": options.model, "examples": options.examples, "missions": "go to", "dtype": "float32", "seed": 3}
     config = make(TrainConfig, **PRESETS["babyai"] | learning | limits | play)
     timed = Timed(envs.make_host("babyai"))
-    training = TranscriptTraining(config, timed.game)
+    training = TranscriptTraining(config, config.transcripts, config.game, timed.game, timed.game)
     print(machine())
     print_head("trainer", "turns", "CPU s", "of these rollouts", "s", "turns per CPU s", "turns per s", "before: CPU s")
     subjects = {}

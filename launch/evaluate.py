@@ -25,9 +25,7 @@ from absl import flags
 
 from nlrl_jax import envs
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.config import MOST_SEED, replace
-from nlrl_jax.config import options as option_list
-from nlrl_jax.launch.train_ms_grpo import EVAL_SEED, TrainConfig
+from nlrl_jax.config import MOST_SEED, pick, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
@@ -37,6 +35,8 @@ from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.host_games.prompts import PromptConfig
 from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
+from nlrl_jax.run.ms_grpo.config import AgentConfig, TranscriptConfig, map_splits
+from nlrl_jax.run.ms_grpo.training import EVAL_SEED
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining, as_record, dialogue_for, limited
 from nlrl_jax.run.ms_grpo.transcripts import summarize as summarize_transcripts
 from nlrl_jax.run.players import (
@@ -176,24 +176,25 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     own_options = ("model", "revision", "adapter", "prompt", "template", "date", "game", "maps", "context")
     config_flags.leave_out(why, *own_options)
     config_flags.leave_out("for a run that was trained in transcripts, where a turn is one step", "max_steps")
-    known = {one.name for one in option_list(TrainConfig)}
-    own = replace(TrainConfig(), **{name: value for name, value in run.items() if name in known and name != "mesh"})
-    asked, seed = Limits.of(run), options.seed if options["seed"].present else own.seed
-    number, tokens = asked.episodes, options.max_tokens or own.sampling.max_tokens
-    config = replace(own, eval_episodes=number, eval_turns=asked.max_turns, seed=seed, max_tokens=tokens)
-    game, evaluated = envs.make_host_pair(own.game, own.map_splits, data=own.data)
+    agent = pick(AgentConfig, {name: value for name, value in run.items() if name != "mesh"})
+    form = pick(TranscriptConfig, run)
+    asked, seed = Limits.of(run), options.seed if options["seed"].present else agent.seed
+    number, tokens = asked.episodes, options.max_tokens or agent.sampling.max_tokens
+    config = replace(agent, eval_episodes=number, eval_turns=asked.max_turns, seed=seed, max_tokens=tokens)
+    game, evaluated = envs.make_host_pair(run["game"], map_splits(run.get("maps", "")), data=form.data)
     limits.check_horizon(game, "max_turns")
-    if config.seed == own.seed and number > own.eval_episodes:
+    is_own_seed = seed == agent.seed
+    if is_own_seed and number > agent.eval_episodes:
         raise ValueError(
-            f"--episodes is {number}, but the run has held out {own.eval_episodes} tasks and trained on the others; "
+            f"--episodes is {number}, but the run has held out {agent.eval_episodes} tasks and trained on the others; "
             "give another --seed"
         )
-    if config.seed != own.seed and game.limits:
+    if not is_own_seed and game.limits:
         raise ValueError(
-            f"--seed is {config.seed}, but {game.name} has so few tasks that the run, of seed {own.seed}, "
+            f"--seed is {seed}, but {game.name} has so few tasks that the run, of seed {agent.seed}, "
             "may have trained on any but those that it has held out; leave --seed out"
         )
-    training = TranscriptTraining(config, game, evaluated)
+    training = TranscriptTraining(config, form, run["game"], game, evaluated)
     first = limits.first_tasks(evaluated, training.tasks.held_out.tasks)
     warn(limits.too_short("the evaluation", evaluated, first, "max_turns", config.eval_turns))
     step, lora = Checkpoints(pathlib.Path(os.path.expanduser(run_dir)).absolute() / "checkpoints").restore_part(
@@ -202,8 +203,8 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     with waiting(f"playing {number} episodes"):
         summary, text = training.judge({"params": training.state.params, "lora": lora}, int(options.watch))
     others = f"tasks of another seed, {'not' if evaluated is game else 'of maps that were'} held out"
-    tasks = "its held-out tasks" if config.seed == own.seed else others
-    return f"{run_dir} at iteration {step} on {own.game} ({tasks}), greedy, seed {config.seed}", summary, text
+    tasks = "its held-out tasks" if is_own_seed else others
+    return f"{run_dir} at iteration {step} on {run['game']} ({tasks}), greedy, seed {seed}", summary, text
 
 
 def warn(sentences: Sequence[str]) -> None:

@@ -16,8 +16,10 @@ held-out eighth of them; all seeds start from one untrained model, greedy, so th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,21 +30,24 @@ from jax.sharding import Mesh
 from nlrl_jax import envs
 from nlrl_jax.config import check, flat, make, option, part
 from nlrl_jax.files import write_atomically
-from nlrl_jax.launch import train_dqn, train_ms_grpo, warm_start
-from nlrl_jax.launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.run import app, loop, players, targets
+from nlrl_jax.run import app, loop, players, targets, warm_start
+from nlrl_jax.run.dqn import PAPER as DQN_PAPER
+from nlrl_jax.run.dqn import DQNTrainer, DQNTrainingConfig
+from nlrl_jax.run.dqn import train as train_dqn
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import evaluations
+from nlrl_jax.run.ms_grpo.agents import Agents, finished, load_policy, train_agents
+from nlrl_jax.run.ms_grpo.config import DEMO, AgentConfig
 from nlrl_jax.run.plots import Bar, Series, bars, compare
 from nlrl_jax.run.report import EpisodePairs, Picture, Table, markdown, model_name, write_report
 from nlrl_jax.run.sizing import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.statistics import deviation, estimate, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.types import TextGame
+from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights.load import load_config, load_tokenizer
 
 TRAINED_ON = ("snake", "frozen_lake")
@@ -54,7 +59,7 @@ VARIANTS = {  # in the order of Table 1
 }
 EVAL_SEED = 0  # the paper's
 
-NANO = {**train_ms_grpo.PRESETS["demo"], "eval_episodes": 50}
+NANO = {**DEMO, "eval_episodes": 50}
 PLANNED_MODEL = "Qwen2.5-3B (sizes only, prompts in the built-in tokenizer's tokens)"
 QWEN25_3B = ModelConfig(
     vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_layers=36, num_heads=16, num_kv_heads=2,
@@ -64,7 +69,7 @@ QWEN25_3B = ModelConfig(
 
 
 class Scale(NamedTuple):
-    """What a scale means: options of `TrainConfig` and of `DQNRunConfig`."""
+    """What a scale means: options of `AgentConfig` and of `DQNTrainingConfig`."""
 
     common: dict[str, Any]
     seeds: int
@@ -89,7 +94,7 @@ SCALES = {
     "paper": Scale(
         {"dtype": "bfloat16", "micro_batch": 5, "remat": True, "eval_every": 100, "eval_episodes": 50},
         8,
-        train_dqn.PRESETS["paper"],
+        DQN_PAPER,
     ),
 }
 
@@ -163,9 +168,7 @@ def figure_2(run_dir: pathlib.Path, results, dqn: dict[str, float]) -> pathlib.P
     return bars(panels, run_dir / "figure_2.png", "environment reward")
 
 
-def configs_of(
-    config: MatrixConfig, dry_run: bool = False
-) -> tuple[dict[str, TrainConfig], train_dqn.DQNRunConfig, int]:
+def configs_of(config: MatrixConfig, dry_run: bool = False) -> tuple[dict[str, AgentConfig], DQNTrainingConfig, int]:
     """The runs of a scale: (by game, of the DQN, number of seeds).
 
     Raises:
@@ -179,14 +182,55 @@ def configs_of(
     overrides |= {"iterations": config.iterations} if config.iterations else {}
     if config.iterations and "decay_steps" in scale.common:
         overrides["decay_steps"] = config.iterations * 5 // 4
-    runs = {game: make(TrainConfig, game=game, **{**scale.common, **overrides}) for game in TRAINED_ON}
+    runs = {game: make(AgentConfig, **{**scale.common, **overrides}) for game in TRAINED_ON}
     iterations = {"iterations": config.dqn_iterations} if config.dqn_iterations else {}
-    return runs, make(train_dqn.DQNRunConfig, **{**scale.dqn, **iterations}), config.seeds or scale.seeds
+    return runs, make(DQNTrainingConfig, **{**scale.dqn, **iterations}), config.seeds or scale.seeds
+
+
+def game_of(name: str, prompt: str) -> TextGame:
+    """The game that an agent is trained on; of FrozenLake's maps those that are not held out."""
+    maps = {"maps": "train"} if name in envs.WITH_MAPS else {}
+    return envs.make(name, prompt, **maps)
+
+
+def agents_of(
+    config: AgentConfig,
+    name: str,
+    seeds: Sequence[int],
+    vectorize: bool,
+    apart: bool,
+    variants: Sequence[str] = tuple(VARIANTS),
+) -> Agents:
+    """Agents that learn one game and are evaluated on variants. `seeds`, `vectorize`, `apart`: see `Agents`."""
+    prompt = players.prompt_for(config.model, config.prompt)
+    game, games = game_of(name, prompt), {variant: envs.make(variant, prompt) for variant in variants}
+    policy, params = load_policy(config, game)
+    return Agents(config, name, game, policy, params, games, EVAL_SEED, list(seeds), vectorize, apart)
+
+
+def teach_format(agent: AgentConfig, name: str, run_dir: pathlib.Path, resume: bool) -> pathlib.Path:
+    """Teaches the agent's model the reply format of a game; see `run.warm_start`. Returns the folder of the model."""
+    from nlrl_jax.envs.walkers import demonstrate, reply_template  # Gymnax looks for devices as it is imported
+
+    if resume and warm_start.is_finished(run_dir):
+        return run_dir / "model"
+    prompt, config = players.prompt_for(agent.model, "auto"), warm_start.FormatConfig()
+    game = game_of(name, prompt)
+    loaded = players.load(agent.model, lora=config.lora, templates=agent.templates)
+    policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt)
+    walkers = functools.partial(demonstrate, game, batch=config.batch, skilled_share=0.0, habit=False)
+    update = warm_start.update_on_demonstrations(config, policy, reply_template(game, prompt), walkers)
+    greedy = players.evaluator(policy, game, warm_start.CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)
+
+    def replies(variables: Any) -> list[tuple[str, bool]]:
+        return players.replies_of(jax.device_get(greedy(variables)), loaded.tokenizer)
+
+    return warm_start.learn_format(run_dir, resume, config, loaded, policy.model, update, replies)
 
 
 def reproduce(
-    configs: dict[str, TrainConfig],
-    dqn_config: train_dqn.DQNRunConfig,
+    configs: dict[str, AgentConfig],
+    dqn_config: DQNTrainingConfig,
     seeds: int,
     vectorize: bool,
     teach_format: bool,
@@ -199,13 +243,14 @@ def reproduce(
     for game, train_config in configs.items():
         if teach_format:
             print(f"the reply format, from demonstrations on {VARIANTS[game]}", flush=True)
-            start = warm_start.WarmStartConfig(model=train_config.model, game=game, templates=train_config.templates)
-            model = warm_start.train(start, run_dir / game / "format", resume)
+            model = teach_format(train_config, game, run_dir / game / "format", resume)
             train_config = dataclasses.replace(train_config, model=str(model))
         print(f"MS-GRPO on {VARIANTS[game]}, {seeds} seed{'s' * (seeds > 1)}", flush=True)
-        results[game] = train_agents(train_config, seeds, VARIANTS, EVAL_SEED, vectorize, run_dir / game, resume, apart)
+        stored = finished(run_dir / game) if resume else None
+        how = range(train_config.seed, train_config.seed + seeds), vectorize, apart
+        results[game] = stored or train_agents(agents_of(train_config, game, *how), run_dir / game, resume)
     print("DQN on Snake-Standard", flush=True)
-    dqn = train_dqn.train(train_dqn.Trainer(dqn_config), run_dir / "dqn", resume)["after"]
+    dqn = train_dqn(DQNTrainer(dqn_config, envs.make("snake", "compact")), run_dir / "dqn", resume)["after"]
 
     rows = table_1(results)
     explained = header("seeds of training from one model", seeds)
@@ -241,7 +286,7 @@ def reproduce(
     ]
 
 
-def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: float = 0.0, target: str = "") -> None:
+def show(configs: dict[str, AgentConfig], seeds: int, vectorize: bool, tflops: float = 0.0, target: str = "") -> None:
     """Prints the plan of several runs under `seeds` seeds each.
 
     Args:
@@ -254,7 +299,7 @@ def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: f
     mesh = make_mesh(devices=targets.devices(target)) if target else None
     total = 0.0
     for name, config in configs.items():
-        policy, game = _policy_of(config, mesh)
+        policy, game = _policy_of(config, name, mesh)
         work = work_of(policy, config.learning)
         clock = time.monotonic()
         memory = bytes_of(compile_update(policy, game, config.learning, seeds if vectorize else 1))
@@ -279,10 +324,10 @@ def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: f
     )
 
 
-def _policy_of(config: TrainConfig, mesh: Mesh | None = None) -> tuple[LanguageAgentPolicy, TextGame]:
+def _policy_of(config: AgentConfig, name: str, mesh: Mesh | None = None) -> tuple[LanguageAgentPolicy, TextGame]:
     """Policy and game of a config, without the weights; without a model, Qwen2.5-3B with our tokenizer."""
     prompt = players.prompt_for(config.model, config.prompt)
-    game = envs.make(config.game, prompt)
+    game = envs.make(name, prompt)
     overrides = {"dtype": config.dtype, "param_dtype": config.dtype} if config.dtype else {}
     known = config.model != PLANNED_MODEL
     shape = load_config(config.model) if known else QWEN25_3B

@@ -210,6 +210,12 @@ def make(config_class: type[T], **values: Any) -> T:
     return replace(config_class(), **values)
 
 
+def pick(config_class: type[T], values: Mapping[str, Any]) -> T:
+    """A config of those flat values that are its options, such as a stored run's. Errors: see `replace`."""
+    names = {entry.name for entry in options(config_class)}
+    return make(config_class, **{name: value for name, value in values.items() if name in names})
+
+
 _NOT_JSON = {"None": "null", "True": "true", "False": "false", "NaN": "null"}
 
 

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nlrl_jax import envs
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import lir
 from nlrl_jax.config import make
-from nlrl_jax.launch.train_dqn import DQNRunConfig, Trainer
+from nlrl_jax.run.dqn import DQNTrainer, DQNTrainingConfig
 from nlrl_jax.updates import keep_finite
 from tests.algorithms.test_ppo import SMALL, Aim
 from tests.launch.scripts import QUICK_TO_COMPILE
@@ -60,11 +61,11 @@ def test_one_bad_seed_stops_the_whole_stack_where_it_was(method):
 def test_a_dqn_keeps_its_last_good_state(monkeypatch):
     monkeypatch.setattr(jax, "jit", QUICK_TO_COMPILE)
     config = make(
-        DQNRunConfig,
-        game="frozen_lake", num_envs=2, buffer_size=8, batch_size=2, learning_starts=2, steps_per_iteration=2,
+        DQNTrainingConfig,
+        num_envs=2, buffer_size=8, batch_size=2, learning_starts=2, steps_per_iteration=2,
         learning_rate=1e38, eval_episodes=2,
     )  # fmt: skip
-    trainer = Trainer(config)
+    trainer = DQNTrainer(config, envs.make("frozen_lake", "compact"))
     state = trainer.init()
     good = jax.tree.map(np.asarray, state)
     metrics = {"finite": 1.0}

@@ -3,9 +3,12 @@
 import pytest
 
 from nlrl_jax.config import make
-from nlrl_jax.launch import reproduce_ms_grpo, train_dqn, train_ms_grpo
+from nlrl_jax.launch import reproduce_ms_grpo
 from nlrl_jax.run import report, results, sizing
+from nlrl_jax.run.dqn import DQNTrainingConfig
 from nlrl_jax.run.metrics import read_metrics, read_rows
+from nlrl_jax.run.ms_grpo.agents import train_agents
+from nlrl_jax.run.ms_grpo.config import DEMO, AgentConfig
 from tests.launch import scripts
 
 TINY = {
@@ -35,13 +38,18 @@ def test_table_1_by_hand():
 @pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_agents_of_several_seeds(tmp_path, apart):
     """From the first evaluation to the last, on one device or two; each seed is its own run."""
-    config = make(train_ms_grpo.TrainConfig, **{**train_ms_grpo.PRESETS["demo"], **TINY, "iterations": 1, "seed": 3})
-    result = train_ms_grpo.train_agents(config, 2, ("frozen_lake",), 1, False, tmp_path / "both", False, apart)
+    config = make(AgentConfig, **{**DEMO, **TINY, "iterations": 1, "seed": 3})
+
+    def train(folder, apart):
+        agents = reproduce_ms_grpo.agents_of(config, "frozen_lake", (3, 4), False, apart, ("frozen_lake",))
+        return train_agents(agents, folder, False)
+
+    result = train(tmp_path / "both", apart)
     assert len(result["after"]["frozen_lake"]) == 2 and len(result["transcripts"]["after"]) == 2
     rows = lambda run: [read_rows(tmp_path / run / f"seed_{n}") for n in (3, 4)]
     assert [len(one) for one in rows("both")] == [1, 1] and rows("both")[0] != rows("both")[1]
     if apart:
-        together = train_ms_grpo.train_agents(config, 2, ("frozen_lake",), 1, False, tmp_path / "one", False)
+        together = train(tmp_path / "one", False)
         assert {**together, "seconds": 0} == {**result, "seconds": 0}
         assert rows("one") == rows("both")
 
@@ -60,10 +68,10 @@ def test_a_sweep_of_the_dqn_ends_with_a_return_for_every_setting(tmp_path, capsy
 
 @pytest.mark.slow
 def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
-    setting = {**train_ms_grpo.PRESETS["demo"], **TINY, "iterations": 2}
-    configs = {game: make(train_ms_grpo.TrainConfig, game=game, **setting) for game in reproduce_ms_grpo.TRAINED_ON}
+    setting = {**DEMO, **TINY, "iterations": 2}
+    configs = {game: make(AgentConfig, **setting) for game in reproduce_ms_grpo.TRAINED_ON}
     dqn = make(
-        train_dqn.DQNRunConfig,
+        DQNTrainingConfig,
         iterations=2,
         num_envs=4,
         buffer_size=40,
@@ -83,8 +91,8 @@ def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
 
 
 def test_the_plan_counts_tokens_and_operations():
-    config = make(train_ms_grpo.TrainConfig, **{**train_ms_grpo.PRESETS["demo"], **TINY, "micro_batch": 2})
-    policy, _ = reproduce_ms_grpo._policy_of(config)
+    config = make(AgentConfig, **{**DEMO, **TINY, "micro_batch": 2})
+    policy, _ = reproduce_ms_grpo._policy_of(config, "frozen_lake")
     work = sizing.work_of(policy, config.learning)
     assert work.reply_tokens == 4 * 2 * 8
     assert work.prompt_tokens == len(policy.template.prefix) + 4 * 2 * policy.template.max_length

@@ -10,9 +10,9 @@ import pytest
 from nlrl_jax import envs
 from nlrl_jax.algorithms.demonstrations import compile_reply
 from nlrl_jax.envs.walkers import WALKS, demonstrate, reply_template
-from nlrl_jax.launch.warm_start import readable
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.run.ms_grpo.walked import walk
+from nlrl_jax.run.warm_start import readable
 from nlrl_jax.text.parser import ReplyFormat, reference_parse
 from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.weights.load import load_model, load_tokenizer

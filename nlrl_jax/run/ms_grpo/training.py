@@ -14,11 +14,13 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.run import alarms, loop, processes, results
 from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.ms_grpo.config import AgentConfig
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import EpisodePairs, Picture, changes, model_name, write_report
 from nlrl_jax.weights import peft
 
 SCRIPT = "train_ms_grpo"
+EVAL_SEED = 2**31 - 1  # of the initial states that a run is evaluated from
 SHOWN = 6  # episodes in the report
 SEEN = {  # by the built-in models before
     "nano": "episodes of FrozenLake and Snake, 40 % of them played with skill and the others by a habit, which hides "
@@ -31,14 +33,16 @@ class Training:
     """An agent, or the agents of several seeds as one stack, how it learns and how it is judged.
 
     Attributes:
-      config: the script's. seeds: of a stack; None is the config's seed alone.
+      config: how the agent learns; its page shows all options in it. name: of the game that is trained on.
+      seeds: of a stack; None is the config's seed alone.
       state: before training. update: (state, key) -> (state, metrics).
       shows: the metric of progress that says how well it plays. legend: of the boards on the page.
       score: the name of a return that says more than success does, or "".
       network: the model's config, for the adapter's files. mesh: where it lies.
     """
 
-    config: Any
+    config: AgentConfig
+    name: str
     seeds: Sequence[int] | None = None
     state: Any
     update: Callable[[Any, Any], tuple[Any, dict[str, Any]]]
@@ -98,7 +102,7 @@ class Training:
         state = loop.restore(run_dir, self.state) if resume else self.state
         rate = "--learning_rate" if self.seeds is None else ""  # studies compare what has learned at one rate
         columns, seed = ("return", self.shows, "kl", "reply_tokens"), config.seed if self.seeds is None else self.seeds
-        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume, game=config.game, rate=rate)
+        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume, game=self.name, rate=rate)
         return loop.train(run_dir, self.update, state, plan, evaluate, finish)
 
     def run(self, run_dir: pathlib.Path, resume: bool) -> None:
@@ -112,20 +116,30 @@ class Training:
             if processes.first():
                 done = dataclasses.replace(self.config, iterations=int(state.iteration))
                 peft.save(run_dir / "adapter", self.network, lora, base_model=done.model)
-                write_page(run_dir, done, self.legend, before, after, episodes, self.score)
+                write_page(run_dir, done, self.name, self.legend, before, after, episodes, self.score)
 
         self.train(run_dir, resume, finish)
 
 
 def write_page(
-    run_dir: pathlib.Path, config: Any, legend: Mapping[str, str], before, after, episodes, score: str = ""
+    run_dir: pathlib.Path,
+    config: AgentConfig,
+    game: str,
+    legend: Mapping[str, str],
+    before: dict[str, float],
+    after: dict[str, float],
+    episodes: dict[str, list[dict[str, Any]]],
+    score: str = "",
 ) -> None:
     """The curves and the page of a run that has done `config.iterations`; prints where they are and the result.
 
     Args:
       score: the name of the return if it comes first, beside success.
     """
-    change = lambda label, name: f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
+
+    def change(label: str, name: str) -> str:
+        return f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
+
     model, plural = model_name(config.model), "s" * (config.iterations != 1)
     if "success" not in after:
         headline, curves = change("greedy return", "env_return"), ["return", "env_return"]
@@ -141,8 +155,8 @@ def write_page(
     warnings, used = alarms.warnings(run_dir), read_metrics(run_dir).get("row_use", ())
     report = write_report(
         run_dir,
-        title=f"MS-GRPO: {model} on {config.game}",
-        question=f"Does {model} play {config.game} better after {config.iterations} iteration{plural} of MS-GRPO?",
+        title=f"MS-GRPO: {model} on {game}",
+        question=f"Does {model} play {game} better after {config.iterations} iteration{plural} of MS-GRPO?",
         config=flat(config),
         blocks=[
             changes(before, after),

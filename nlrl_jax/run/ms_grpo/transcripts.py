@@ -26,6 +26,7 @@ from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.limits import first_tasks, too_short
+from nlrl_jax.run.ms_grpo.config import AgentConfig, TranscriptConfig
 from nlrl_jax.run.ms_grpo.training import Training
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Sampling
 
@@ -105,14 +106,15 @@ class TranscriptTraining(Training):
     """The agent of a config that plays a game of the host, one transcript an episode.
 
     Args:
-      config: of `nlrl-jax train_ms_grpo`.
-      game, evaluated: to train on, and to evaluate on.
+      form: how it plays in transcripts.
+      name: of the game. game, evaluated: to train on, and to evaluate on.
     """
 
-    def __init__(self, config: Any, game: HostGame, evaluated: HostGame):
+    def __init__(self, config: AgentConfig, form: TranscriptConfig, name: str, game: HostGame, evaluated: HostGame):
         learning = config.learning
-        self.config, self.game, self.evaluated, self.legend = config, game, evaluated, game.legend
-        self.tasks = Tasks.of(game, evaluated, config.missions, config.eval_episodes, config.seed)
+        self.config, self.form, self.name = config, form, name
+        self.game, self.evaluated, self.legend = game, evaluated, game.legend
+        self.tasks = Tasks.of(game, evaluated, form.missions, config.eval_episodes, config.seed)
         if self.tasks.held_out.note:
             print(self.tasks.held_out.note, flush=True)
         self.mesh = mesh = players.parse_mesh(config.mesh)
@@ -120,10 +122,10 @@ class TranscriptTraining(Training):
         self.network, network = loaded.config, Transformer(loaded.config, mesh=mesh)
         self.room = self.network.max_positions
         # A large model's episodes share keys and values; a small one's keep theirs, in programs that compile quickly.
-        memory = {"cache_mb" if mesh is not None or Shapes(network.config).large else "keep_mb": config.cache_mb}
+        memory = {"cache_mb" if mesh is not None or Shapes(network.config).large else "keep_mb": form.cache_mb}
         self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), **memory)
-        prompts = dataclasses.replace(config.prompts, prompt=config.prompt)
-        self.dialogue = dialogue_for(game, prompts, config.model, loaded.tokenizer, config.think)
+        prompts = dataclasses.replace(form.prompts, prompt=config.prompt)
+        self.dialogue = dialogue_for(game, prompts, config.model, loaded.tokenizer, form.think)
         self.check_room()
         begin = self.player({}, greedy=False).beginning()  # read once for all rows, where that pays
         self.reader = transcripts.Reader(network, config.sampling.temperature, begin if len(begin) >= _SHARED else ())
@@ -171,7 +173,7 @@ class TranscriptTraining(Training):
         tasks = self.tasks.draw(learning.num_groups, np.random.default_rng(seed))
         player = self.player({"params": state.params, "lora": state.lora}, greedy=False)
         repeated = [task for task in tasks for _ in range(G)]
-        played = play(player, limited(self.game, learning.max_turns), repeated, seed, self.config.give_up, 0)
+        played = play(player, limited(self.game, learning.max_turns), repeated, seed, self.form.give_up, 0)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
         reader = self.reader
         if not all(one.begins(reader.begin) for one in played):
