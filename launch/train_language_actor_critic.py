@@ -29,25 +29,27 @@ from absl import flags
 
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, ActorCriticState
+from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig, learner
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.config import check, flat, option, part, replace, seed_option
+from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.envs.tic_tac_toe import prompts
 from nlrl_jax.envs.tic_tac_toe import rule_based as scripts
+from nlrl_jax.envs.tic_tac_toe.env import text_game
 from nlrl_jax.envs.tic_tac_toe.rules import board_game
-from nlrl_jax.launch import train_language_ppo
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import app, endpoints, exchanges, loop, models, players, results
+from nlrl_jax.run import app, endpoints, exchanges, models, players, results
 from nlrl_jax.run.directory import check_done
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.nlrl import actor_critic
+from nlrl_jax.run.nlrl import actor_critic, language_ppo
 from nlrl_jax.run.nlrl.actor_critic import Trainer
 from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
+from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import LanguageModel, Learn, Pairs, Sampling
 from nlrl_jax.weights.load import BUILT_IN
 
@@ -110,12 +112,11 @@ class RunConfig:
             improvement=config.aggregation,
         )
 
-    def ppo_run(self, opponent: str) -> train_language_ppo.RunConfig:
-        """LLM-PPO on as many games, with its learning rates for a model of this size."""
-        rates = {} if self.models.own.model in BUILT_IN else train_language_ppo.PAPER_RATES
-        same = {name: getattr(self, name) for name in ("iterations", "style", "eval_games", "seed")}
-        start = train_language_ppo.RunConfig(own=self.models.own, opponent=opponent, **same)
-        return replace(start, games=self.learning.games, train=self.sft.train, remat=self.sft.remat, **rates)
+    @property
+    def ppo_learning(self) -> LanguagePPOConfig:
+        """How LLM-PPO learns: from as many games, with its learning rates for a model of this size."""
+        start = language_ppo.NANO if self.models.own.model in BUILT_IN else LanguagePPOConfig()
+        return dataclasses.replace(start, num_games=self.learning.games, train=self.sft.train, remat=self.sft.remat)
 
     @property
     def methods(self) -> list[str]:
@@ -257,9 +258,12 @@ def main(argv: list[str]) -> None:
             actor_critic.train(trainer, SCRIPT, config.iterations, resume)
         elif method == "LLM-PPO":
             trainer = trainer_of(config, opponent, folder, Usage(), ScriptedModel({}))
-            start = trainer.models(trainer.init()).policy.model
-            parts = train_language_ppo.parts_of(config.ppo_run(opponent), start, resume)
-            loop.learn(folder, train_language_ppo.SCRIPT, *parts)
+            model = trainer.models(trainer.init()).policy.model
+            template = prompts.policy_template(config.models.own.prompt_for(config.style))
+            game = text_game(opponent)
+            policy = MovePolicy.for_game(game, model.model, model.tokenizer, *template)
+            how = config.ppo_learning, config.eval_games, config.seed, config.iterations
+            language_ppo.train(folder, model, policy, game, *how, resume)
         else:
             name = config.models.labels[method]
             model = large(name)

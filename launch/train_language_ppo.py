@@ -10,35 +10,29 @@ The policy reads the actor-critic's prompt and chooses among the legal moves by 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
-import jax
-
-from nlrl_jax import envs
-from nlrl_jax.algorithms import language_ppo
-from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
-from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.envs.tic_tac_toe import prompts, rules
-from nlrl_jax.run import app, limits, local_models, loop
-from nlrl_jax.run.loop import Plan
+from nlrl_jax.envs.tic_tac_toe.env import text_game
+from nlrl_jax.run import app, limits
+from nlrl_jax.run.nlrl import language_ppo
+from nlrl_jax.run.nlrl.language_ppo import NANO, SCRIPT
 from nlrl_jax.run.nlrl.models import Learner
 from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import TextGame
 
-SCRIPT = "train_language_ppo"
 # The paper's table 16, which nothing varies.
 TABLE_16 = ("weight_decay", "clip", "value_coef", "entropy_coef", "discount", "trace_decay", "max_grad_norm")
 PAPER_RATES = {"learning_rate": 1e-5, "critic_learning_rate": 1e-5}
-GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}  # by opponent
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class PPORunConfig:
     """Everything that determines what a run computes. Defaults: nano scale."""
 
     own: Learner = part(Learner())
-    opponent: str = option("random", "first_move or random", choices=tuple(GAMES))
+    opponent: str = option("random", "first_move or random", choices=("first_move", "random"))
     style: str = option(
         "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models",
         choices=("auto", *prompts.STYLES),
@@ -48,7 +42,7 @@ class RunConfig:
     )
     iterations: int = option(5, "iterations", least=1)
     learning: LanguagePPOConfig = part(
-        LanguagePPOConfig(num_games=320, actor_learning_rate=3e-4, critic_learning_rate=1e-3),
+        NANO,
         names={"num_games": "games", "actor_learning_rate": "learning_rate"},
         without=TABLE_16,
     )
@@ -70,7 +64,7 @@ PRESETS = {
 
 COMMAND = app.Command(
     SCRIPT,
-    RunConfig,
+    PPORunConfig,
     PRESETS,
     "scale",
     several=True,
@@ -78,52 +72,30 @@ COMMAND = app.Command(
 )
 
 
-def policy_of(config: RunConfig, start: LocalModel) -> MovePolicy:
-    """The policy, with the prompt of the actor-critic's policy."""
-    template = prompts.policy_template(config.own.prompt_for(config.style), config.threats)
-    return MovePolicy.for_game(game_of(config, "random"), start.model, start.tokenizer, *template)
-
-
-def game_of(config: RunConfig, opponent: str) -> TextGame:
+def game_of(opponent: str, threats: bool) -> TextGame:
     """Tic-tac-toe against an opponent, with the fields of the threats if the prompt names them."""
-    game = envs.make(GAMES[opponent])
-    if not config.threats:
+    game = text_game(opponent)
+    if not threats:
         return game
-    with_threats = lambda state: (fields := game.fields(state)) | rules.threat_fields(fields["cells"])
+
+    def with_threats(state):
+        fields = game.fields(state)
+        return fields | rules.threat_fields(fields["cells"])
+
     return dataclasses.replace(game, fields=with_threats)
-
-
-def init_state(start: LocalModel, learning: LanguagePPOConfig, key: jax.Array) -> LanguagePPOState:
-    """The first state: that model as it is, with its adapter if it has one."""
-    state = language_ppo.init_state(start.model, start.variables["params"], learning, key)
-    return state.replace(**{learning.train: start.variables[learning.train]})
-
-
-def parts_of(config: RunConfig, start: LocalModel, resume: bool) -> tuple[Callable, LanguagePPOState, Plan, Callable]:
-    """The last arguments of `loop.learn`, which then leaves "win", "tie" and "loss" before and after.
-
-    Args:
-      start: the policy before its first iteration.
-    """
-    game, policy, key = game_of(config, config.opponent), policy_of(config, start), jax.random.key(config.seed)
-    state = local_models.on_device(init_state(start, config.learning, key))
-    play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
-
-    def evaluate(state: LanguagePPOState) -> dict[str, float]:
-        shares = play(state, jax.random.fold_in(key, 0))
-        return {name: float(shares[f"{name}_rate"]) for name in ("win", "tie", "loss")}
-
-    update = jax.jit(language_ppo.make_update(policy, game, config.learning), donate_argnums=0)
-    return update, state, Plan(config.seed, config.iterations, 1, ("eval/win", "win_rate"), resume), evaluate
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
-    limits.check_horizon(game_of(config, config.opponent), "max_turns")
-    start = config.own.load(config.learning.train, config.seed)
+    game = game_of(config.opponent, config.threats)
+    limits.check_horizon(game, "max_turns")
+    model = config.own.load(config.learning.train, config.seed)
     run_dir, resume = COMMAND.open(config)
-    stored = loop.learn(run_dir, SCRIPT, *parts_of(config, start, resume))
+    template = prompts.policy_template(config.own.prompt_for(config.style), config.threats)
+    policy = MovePolicy.for_game(game, model.model, model.tokenizer, *template)
+    how = config.learning, config.eval_games, config.seed, config.iterations
+    stored = language_ppo.train(run_dir, model, policy, game, *how, resume)
     print(f"win rate ({config.opponent}): {stored['before']['win']:.3f} -> {stored['after']['win']:.3f}")
 
 

@@ -18,13 +18,16 @@ from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import make
 from nlrl_jax.envs.breakthrough import prompts as breakthrough_prompts
 from nlrl_jax.envs.tic_tac_toe import prompts as prompts
+from nlrl_jax.envs.tic_tac_toe.env import text_game
 from nlrl_jax.envs.tic_tac_toe.rules import board_game, fields
-from nlrl_jax.launch import train_language_ppo, train_language_td
+from nlrl_jax.launch import train_language_td
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.roles.board_games import View
 from nlrl_jax.run import endpoints, local_models, models
+from nlrl_jax.run.nlrl import language_ppo
 from nlrl_jax.run.nlrl.models import check_rows
+from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import Chat, Sampling
 from nlrl_jax.weights.load import load_tokenizer
 from tests.tokenizers_from_wheels import small_tokenizer
@@ -75,12 +78,13 @@ def test_an_endpoint_has_the_ledger_the_cache_and_all_the_options(tmp_path):
 
 
 def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
-    policy, board = train_language_ppo.policy_of(train_language_ppo.RunConfig(), tiny), board_game().init()
+    game, board = text_game("random"), board_game().init()
+    policy = MovePolicy.for_game(game, tiny.model, tiny.tokenizer, *prompts.policy_template("compact"))
     tokens, length = policy.template(fields(board.at[4].set(0)))
     view = View("1 | 2 | 3\n---------\n4 | O | 6\n---------\n7 | 8 | 9", "X", tuple("12346789"))
     prompt = tiny.tokenizer.render_chat(prompts.roles("compact").policy(view).messages)
     assert [*policy.template.prefix, *np.asarray(tokens[:length])] == tiny.tokenizer.encode(prompt)
-    state = train_language_ppo.init_state(tiny, LanguagePPOConfig(train="lora"), jax.random.key(9))
+    state = language_ppo.initial_state(tiny, LanguagePPOConfig(train="lora"), jax.random.key(9))
     jax.tree.map(np.testing.assert_array_equal, state.variables, tiny.variables)
 
 
