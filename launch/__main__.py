@@ -34,26 +34,26 @@ def _versions() -> str:
     return "\n".join(reversed(lines))
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str]) -> str:
     """Which of the scripts could be meant, as a sentence."""
     plain = name.lower().replace("-", "_").removesuffix(".py").rpartition("/")[2]
     plain = {"sft": "warm_start", "chat": "generate", "infer": "generate"}.get(plain, plain)
-    close = [script for script in known if f"_{plain}" in f"_{script}"] or difflib.get_close_matches(plain, known, n=1)
-    return f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known)}"
+    close = [script for script in names if f"_{plain}" in f"_{script}"] or difflib.get_close_matches(plain, names, n=1)
+    return f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(names)}"
 
 
 def main() -> None:
-    known = scripts()
+    sentences = scripts()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("--version", "-V", "version"):
         print(_versions())
         return
     if name in ("--help", "-h", "help", "list"):
         print("nlrl-jax NAME --options; nlrl-jax NAME --help lists the options.\n")
-        print("\n".join(f"  {script:30}{sentence}" for script, sentence in known.items()))
+        print("\n".join(f"  {script:30}{sentence}" for script, sentence in sentences.items()))
         return
-    if name not in known:
-        sys.exit(f"error: no script is named {name!r}; {nearest(name, list(known))}")
+    if name not in sentences:
+        sys.exit(f"error: no script is named {name!r}; {nearest(name, list(sentences))}")
     sys.path.append(os.getcwd())
     del sys.argv[1]
     runpy.run_module(f"nlrl_jax.launch.{name}", run_name="__main__", alter_sys=True)

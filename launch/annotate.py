@@ -164,8 +164,8 @@ def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(AnnotateConfig)
     if config.run_dir:
-        why = "with --run_dir, whose run has its own"
-        config_flags.leave_out(why, "model", "max_tokens", "template", "date", *endpoints.ENDPOINT)
+        reason = "with --run_dir, whose run has its own"
+        config_flags.leave_out(reason, "model", "max_tokens", "template", "date", *endpoints.ENDPOINT)
         game, annotator = trained(pathlib.Path(config.run_dir))
         if config.game and config.game != game:
             raise ValueError(f"the run in {config.run_dir} is of {game}, not of {config.game}")

@@ -71,14 +71,14 @@ class Limits(NamedTuple):
     @classmethod
     def of(cls, run: Mapping[str, Any]) -> Limits:
         """Those of the command line, else the run's own."""
-        own = cls()
+        chosen = cls()
         if "eval_turns" in run:
             # until there was --eval_steps, --eval_turns limited steps, too
             steps, fine = run.get("eval_steps", run["eval_turns"]), run["invalid_action_reward"]
-            own = cls(run["eval_episodes"], run["eval_turns"], steps, EVAL_SEED, fine)
-        given = [name for name in cls._fields if name in flags.FLAGS and flags.FLAGS[name].present]
-        own = own._replace(**{name: flags.FLAGS[name].value for name in given})
-        return own._replace(episodes=1) if flags.FLAGS.watch else own
+            chosen = cls(run["eval_episodes"], run["eval_turns"], steps, EVAL_SEED, fine)
+        present = [name for name in cls._fields if name in flags.FLAGS and flags.FLAGS[name].present]
+        chosen = chosen._replace(**{name: flags.FLAGS[name].value for name in present})
+        return chosen._replace(episodes=1) if flags.FLAGS.watch else chosen
 
 
 class Player(NamedTuple):
@@ -100,8 +100,8 @@ def player() -> Player:
     options = flags.FLAGS
     templates = config_flags.parse(TemplateOptions)
     if options.run_dir:
-        why = "with --run_dir, whose run has its own"
-        config_flags.leave_out(why, "model", "revision", "adapter", "prompt", "template", "date", "context")
+        reason = "with --run_dir, whose run has its own"
+        config_flags.leave_out(reason, "model", "revision", "adapter", "prompt", "template", "date", "context")
         return _trained_player(pathlib.Path(options.run_dir))
     prompt = prompt_for(options.model, options.prompt)
     game, maps = _game(options.game or "frozen_lake", prompt, options.maps or "all")
@@ -121,13 +121,13 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     Raises:
       FileNotFoundError, ValueError: there is no such model, game or task; the model's context is too short.
     """
-    options, asked = flags.FLAGS, Limits.of({})
+    options, limit = flags.FLAGS, Limits.of({})
     config_flags.leave_out("in a game that is played in transcripts, where a turn is one step", "max_steps", "maps")
     game = envs.make_host(name)
     limits.check_horizon(game, "max_turns")
-    tasks = tasks_of(game, game.kinds, -(-asked.episodes // len(game.kinds)), asked.seed)[: asked.episodes]
+    tasks = tasks_of(game, game.kinds, -(-limit.episodes // len(game.kinds)), limit.seed)[: limit.episodes]
     warning = check_reader(options.model, name, envs.READ_BY.get(name, ""), options["model"].present)
-    short = limits.too_short("the evaluation", game, limits.first_tasks(game, tasks), "max_turns", asked.max_turns)
+    short = limits.too_short("the evaluation", game, limits.first_tasks(game, tasks), "max_turns", limit.max_turns)
     warn([*filter(None, [warning]), *short])
     loaded = load(options.model, revision=options.revision, templates=config_flags.parse(TemplateOptions))
     config, variables = loaded.config, {"params": loaded.params}
@@ -139,10 +139,10 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     sampling = Sampling(options.max_tokens or (NANO_TOKENS if options.model in BUILT_IN else 200), temperature=0.0)
     player = TranscriptPlayer(writer, dialogue, sampling, config.max_positions)
     with waiting(f"playing {len(tasks)} episodes"):
-        played = play(player, limited(game, asked.max_turns), tasks, 0, pictured=int(options.watch))
-    text = [as_record(one, game, loaded.tokenizer) for one in played[: int(options.watch)]]
-    title = f"{options.model} on {game.name} in transcripts, greedy, seed {asked.seed}"
-    return title, summarize_transcripts(played, game, asked.fine), text
+        played = play(player, limited(game, limit.max_turns), tasks, 0, pictured=int(options.watch))
+    text = [as_record(episode, game, loaded.tokenizer) for episode in played[: int(options.watch)]]
+    title = f"{options.model} on {game.name} in transcripts, greedy, seed {limit.seed}"
+    return title, summarize_transcripts(played, game, limit.fine), text
 
 
 def _game(name: str, prompt: str, maps: str) -> tuple[TextGame, str]:
@@ -172,15 +172,15 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
       FileNotFoundError, ValueError: there is no checkpoint; the run was trained on tasks that are asked for.
     """
     options = flags.FLAGS
-    why = "for a run that was trained in transcripts, which plays its own game"
+    reason = "for a run that was trained in transcripts, which plays its own game"
     own_options = ("model", "revision", "adapter", "prompt", "template", "date", "game", "maps", "context")
-    config_flags.leave_out(why, *own_options)
+    config_flags.leave_out(reason, *own_options)
     config_flags.leave_out("for a run that was trained in transcripts, where a turn is one step", "max_steps")
     agent = pick(AgentConfig, {name: value for name, value in run.items() if name != "mesh"})
     form = pick(TranscriptConfig, run)
-    asked, seed = Limits.of(run), options.seed if options["seed"].present else agent.seed
-    number, tokens = asked.episodes, options.max_tokens or agent.sampling.max_tokens
-    config = replace(agent, eval_episodes=number, eval_turns=asked.max_turns, seed=seed, max_tokens=tokens)
+    limit, seed = Limits.of(run), options.seed if options["seed"].present else agent.seed
+    number, tokens = limit.episodes, options.max_tokens or agent.sampling.max_tokens
+    config = replace(agent, eval_episodes=number, eval_turns=limit.max_turns, seed=seed, max_tokens=tokens)
     game, evaluated = envs.make_host_pair(run["game"], map_splits(run.get("maps", "")), data=form.data)
     limits.check_horizon(game, "max_turns")
     is_own_seed = seed == agent.seed
@@ -202,8 +202,8 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     )
     with waiting(f"playing {number} episodes"):
         summary, text = training.judge({"params": training.state.params, "lora": lora}, int(options.watch))
-    others = f"tasks of another seed, {'not' if evaluated is game else 'of maps that were'} held out"
-    tasks = "its held-out tasks" if is_own_seed else others
+    other_tasks = f"tasks of another seed, {'not' if evaluated is game else 'of maps that were'} held out"
+    tasks = "its held-out tasks" if is_own_seed else other_tasks
     return f"{run_dir} at iteration {step} on {run['game']} ({tasks}), greedy, seed {seed}", summary, text
 
 
@@ -271,11 +271,11 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "max_tokens", 0, f"maximum tokens per reply; 0: the run's own, {NANO_TOKENS} for nano, or 200", 0
     )
-    own = "with --run_dir and without this option, as the run evaluates itself"
-    flags.DEFINE_integer("max_turns", Limits().max_turns, f"maximum replies per episode; {own}", lower_bound=1)
-    flags.DEFINE_integer("max_steps", Limits().max_steps, f"maximum steps per episode; {own}", lower_bound=1)
-    flags.DEFINE_integer("episodes", Limits().episodes, f"episodes; {own}", lower_bound=1)
-    flags.DEFINE_integer("seed", Limits().seed, f"decides the initial states; {own}", 0, MOST_SEED)
+    as_the_run = "with --run_dir and without this option, as the run evaluates itself"
+    flags.DEFINE_integer("max_turns", Limits().max_turns, f"maximum replies per episode; {as_the_run}", lower_bound=1)
+    flags.DEFINE_integer("max_steps", Limits().max_steps, f"maximum steps per episode; {as_the_run}", lower_bound=1)
+    flags.DEFINE_integer("episodes", Limits().episodes, f"episodes; {as_the_run}", lower_bound=1)
+    flags.DEFINE_integer("seed", Limits().seed, f"decides the initial states; {as_the_run}", 0, MOST_SEED)
     flags.DEFINE_boolean("watch", False, "show one episode in the terminal: the board, the reply, what it did")
     flags.DEFINE_boolean("json", False, "print one line of JSON")
 

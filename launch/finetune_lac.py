@@ -184,12 +184,12 @@ def main(argv: list[str]) -> None:
     if config.method in ("lac", "actor_critic"):
         check_words(tokenizer, (GOOD, BAD))
     if flags.FLAGS.dry_run:
-        lessons, others = gather(config, game, tokenizer)
-        print(describe(lessons, len(lessons.judged_by(others)[1]), tokenizer, config.iterations, config.batch))
+        lessons, held_out = gather(config, game, tokenizer)
+        print(describe(lessons, len(lessons.judged_by(held_out)[1]), tokenizer, config.iterations, config.batch))
         return
     run_dir, resume = COMMAND.open(config)
-    lessons, others = gather(config, game, tokenizer, run_dir)
-    judge, lines = lessons.judged_by(others)
+    lessons, held_out = gather(config, game, tokenizer, run_dir)
+    judge, lines = lessons.judged_by(held_out)
 
     mesh = players.parse_mesh(config.mesh)
     base = local_models.local_model(
@@ -215,8 +215,8 @@ def main(argv: list[str]) -> None:
         start = {f"eval/{name}": value for name, value in results.read(run_dir)["before"].items()}
         plots.learning_curve([run_dir], ["loss", *start], run_dir / "learning_curve.png", config.method, before=start)
 
-    learned, read = count(examples)
-    counts = {"examples": len(examples), "tokens_learned": learned, "tokens_read": read}
+    learned, tokens_read = count(examples)
+    counts = {"examples": len(examples), "tokens_learned": learned, "tokens_read": tokens_read}
     state = adapter_training.start(network, base.variables["params"], optimizer, config.seed)
     columns, every = ("loss", "eval/accuracy"), config.eval_every
     plan = loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume, every)

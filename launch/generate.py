@@ -94,8 +94,8 @@ def main(argv: list[str]) -> None:
     completions = []
     for ids, length, log_probs, ended in zip(*out[:3], out.ended, strict=True):
         ids = [int(i) for i in ids[:length]]
-        known = [] if tokenizer is None else [i for i in ids if i < tokenizer.vocab_size]
-        text = None if tokenizer is None else tokenizer.decode(known)
+        known_ids = [] if tokenizer is None else [i for i in ids if i < tokenizer.vocab_size]
+        text = None if tokenizer is None else tokenizer.decode(known_ids)
         logprobs = [float(p) for p in log_probs[:length]]
         completions.append({"ids": ids, "logprobs": logprobs, "text": text, "ended": bool(ended)})
     if options.json:

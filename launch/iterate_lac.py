@@ -131,11 +131,11 @@ def reserved(config: IterateConfig, game: HostGame) -> int:
     """
     if not game.limits:
         return RESERVED
-    fewest, wanted = min(game.limits.values()), config.eval_tasks + (config.rounds + 1) * config.tasks
-    if wanted > fewest:
+    fewest, needed = min(game.limits.values()), config.eval_tasks + (config.rounds + 1) * config.tasks
+    if needed > fewest:
         raise ValueError(
             f"{config.game} has {fewest} tasks of a kind, but {config.eval_tasks} held-out ones and those of "
-            f"{config.rounds} rounds and a last one are {wanted}. Lower --tasks, --rounds or --eval_tasks"
+            f"{config.rounds} rounds and a last one are {needed}. Lower --tasks, --rounds or --eval_tasks"
         )
     return config.eval_tasks
 
@@ -155,19 +155,19 @@ def tasks_for(
         notes += limits.too_short("the evaluation", evaluated, first, "max_steps", config.max_steps)
     print("".join(f"{note}\n" for note in notes), end="", flush=True)
     looks = held_out.looks if game is evaluated else frozenset()
-    wanted, rounds = (config.rounds + 1) * config.tasks, [[] for _ in range(config.rounds + 1)]
+    needed, rounds = (config.rounds + 1) * config.tasks, [[] for _ in range(config.rounds + 1)]
     first, end = (config.seed * SEEDS_PER_RUN + i for i in (reserved(config, game), SEEDS_PER_RUN))
     for kind in kinds:
         last = config.seed * SEEDS_PER_RUN + game.limits[kind] if kind in game.limits else end
-        tasks = not_held_out(game, [(kind, seed) for seed in range(first, last)], wanted, looks)
-        if len(tasks) < wanted:
+        tasks = not_held_out(game, [(kind, seed) for seed in range(first, last)], needed, looks)
+        if len(tasks) < needed:
             raise ValueError(
                 f"{config.game}: only {len(tasks)} tasks{f' of {kind!r}' * bool(kind)} begin as no held-out one does, "
-                f"and {config.rounds} rounds and a last one take {wanted}. Lower --tasks, --rounds or --eval_tasks"
+                f"and {config.rounds} rounds and a last one take {needed}. Lower --tasks, --rounds or --eval_tasks"
             )
-        for k, own in enumerate(rounds):
-            own.append(tasks[k * config.tasks : (k + 1) * config.tasks])
-    in_turn = ([task for row in zip(*own, strict=True) for task in row] for own in rounds)
+        for k, tasks_by_kind in enumerate(rounds):
+            tasks_by_kind.append(tasks[k * config.tasks : (k + 1) * config.tasks])
+    in_turn = ([task for row in zip(*tasks_by_kind, strict=True) for task in row] for tasks_by_kind in rounds)
     return held_out.tasks, [distinct(game, tasks) for tasks in in_turn]
 
 
@@ -223,11 +223,11 @@ class Loop:
 
     def method(self) -> Method:
         """The teacher's rule of decision."""
-        own = METHODS[self.config.teacher]
+        method = METHODS[self.config.teacher]
         if not self.config.drawn:
-            return own
-        decide = lambda *args: lac_iteration.drawn(own.decide(*args), args[-1])
-        return dataclasses.replace(own, decide=decide)
+            return method
+        decide = lambda *args: lac_iteration.drawn(method.decide(*args), args[-1])
+        return dataclasses.replace(method, decide=decide)
 
     def play(self, name, method: Method, dialogue, model, game, tasks, seed) -> dict[str, Any]:
         """Episodes, from disk if they are there; see `episodes.run_method`."""
@@ -248,7 +248,10 @@ class Loop:
         if "lora" not in variables:
             fresh = placement.fresh_lora(self.base.model, jax.random.fold_in(jax.random.key(config.seed), 0))
             variables = {**variables, "lora": fresh}
-        summary = {"examples": len(examples), "tokens": sum(len(one.tokens) for one in examples) * config.sft.epochs}
+        summary = {
+            "examples": len(examples),
+            "tokens": sum(len(example.tokens) for example in examples) * config.sft.epochs,
+        }
         if examples:
             fit = dataclasses.replace(config.sft, seed=config.seed + 1000 * k)
             variables, metrics = sft.fit(self.base.model, variables, examples, fit)
@@ -285,8 +288,8 @@ def iterate(loop: Loop) -> list[dict[str, float]]:
         after = numbers(rows[-1]) if k == config.rounds else {}
         results.write(run_dir, script=SCRIPT, before=numbers(rows[0]), after=after, seeds=[config.seed], rounds=rows)
     loop.write_model()
-    ends = {name: (plays[0][name], plays[-1][name]) for name in parse(config.evaluate)}
-    page = report.write(run_dir, flat(config), rows, ends, loop.usage, loop.game.legend)
+    first_and_last = {name: (plays[0][name], plays[-1][name]) for name in parse(config.evaluate)}
+    page = report.write(run_dir, flat(config), rows, first_and_last, loop.usage, loop.game.legend)
     print(f"report: {page}\n{report.headline(rows, config.teacher)}")
     return rows
 

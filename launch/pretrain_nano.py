@@ -94,7 +94,7 @@ def corpus(key: jax.Array) -> list[str]:
     for name, prompt in itertools.product(GAMES, ("paper", "compact")):
         game = envs.make(name, prompt=prompt)
         symbols = {option for part in game.board.parts if isinstance(part, Choice) for option in part.options}
-        texts += [f"{one} {other}\n" for one, other in itertools.product(sorted(symbols), repeat=2)] * 40
+        texts += [f"{symbol} {neighbour}\n" for symbol, neighbour in itertools.product(sorted(symbols), repeat=2)] * 40
         states = text_games.reset(game, key, 200)
         fields = jax.tree.map(np.asarray, jax.vmap(game.fields)(states))
         for i in range(200):
@@ -179,8 +179,8 @@ def tic_tac_toe_pairs(num: int, seed: int) -> list[Pair]:
         after = cells.replace(action, view.player)
         line = rng.choice(tell.ROWS)
         board, move = (chat.messages[-1]["content"] for chat in (policy, value))
-        read = [("free?", " ".join(view.legal)), (" ".join(line) + "?", _on(cells, line))]
-        question, answer = rng.choice(read)
+        questions = [("free?", " ".join(view.legal)), (" ".join(line) + "?", _on(cells, line))]
+        question, answer = rng.choice(questions)
         pairs.append((Chat.of(f"{board}\n{question}"), answer))
         question, answer = rng.choice([("wins?", _winner(after)), (" ".join(line) + "?", _on(after, line))])
         pairs.append((Chat.of(f"{move}\n{question}"), answer))
@@ -210,8 +210,8 @@ def breakthrough_pairs(num: int, seed: int) -> list[Pair]:
         piece = rng.choice("wb")
         squares = breakthrough_prompts.squares(view.board, piece)
         start = rng.choice(view.legal)[:2]
-        read = [(f"{piece}?", " ".join(squares)), (f"{start}?", " ".join(m for m in view.legal if m[:2] == start))]
-        question, answer = rng.choice(read)
+        questions = [(f"{piece}?", " ".join(squares)), (f"{start}?", " ".join(m for m in view.legal if m[:2] == start))]
+        question, answer = rng.choice(questions)
         pairs.append((Chat.of(f"{value.messages[-1]['content']}\n{question}"), answer))
         pairs.append((value, tell.blind({"view": view}, rng)))
     return pairs

@@ -147,9 +147,9 @@ def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:
     for game in results:
         folders = loop.seed_dirs(run_dir / game, range(seeds))
         for name, title in VARIANTS.items():
-            found = [evaluations(folder, f"eval/{name}", results[game]["before"][name]) for folder in folders]
-            ys = np.array([values for _, values in found])
-            panels[title].append(Series(f"trained on {VARIANTS[game]}", found[0][0], ys))
+            curves = [evaluations(folder, f"eval/{name}", results[game]["before"][name]) for folder in folders]
+            ys = np.array([values for _, values in curves])
+            panels[title].append(Series(f"trained on {VARIANTS[game]}", curves[0][0], ys))
     return compare(panels, run_dir / "figure_1.png", "iteration", "environment reward")
 
 
@@ -247,8 +247,8 @@ def reproduce(
             train_config = dataclasses.replace(train_config, model=str(model))
         print(f"MS-GRPO on {VARIANTS[game]}, {seeds} seed{'s' * (seeds > 1)}", flush=True)
         stored = finished(run_dir / game) if resume else None
-        how = range(train_config.seed, train_config.seed + seeds), vectorize, apart
-        results[game] = stored or train_agents(agents_of(train_config, game, *how), run_dir / game, resume)
+        stack = range(train_config.seed, train_config.seed + seeds), vectorize, apart
+        results[game] = stored or train_agents(agents_of(train_config, game, *stack), run_dir / game, resume)
     print("DQN on Snake-Standard", flush=True)
     dqn = train_dqn(DQNTrainer(dqn_config, envs.make("snake", "compact")), run_dir / "dqn", resume)["after"]
 
@@ -261,7 +261,9 @@ def reproduce(
         f"from the same initial states. {explained} DQN on Snake-Standard after {dqn_config.iterations} iterations: "
         f"{dqn['env_return']:.2f} (deviation over episodes {dqn['env_return_std']:.2f})."
     )
-    transcripts = [[one for g in configs for one in results[g]["transcripts"][when]] for when in ("before", "after")]
+    transcripts = [
+        [episode for g in configs for episode in results[g]["transcripts"][moment]] for moment in ("before", "after")
+    ]
     report = write_report(
         run_dir,
         title=f"MS-GRPO: {model_name(configs['snake'].model)} on every variant",
@@ -277,12 +279,12 @@ def reproduce(
             EpisodePairs(*transcripts),
         ],
     )
-    own = [f"{g} {results[g]['before'][g]:.3f} -> {np.mean(results[g]['after'][g]):.3f}" for g in configs]
+    changes = [f"{g} {results[g]['before'][g]:.3f} -> {np.mean(results[g]['after'][g]):.3f}" for g in configs]
     return [
         f"\n{text}",
         f"DQN on Snake-Standard: {dqn['env_return']:.3f}",
         f"report: {report}",
-        f"greedy reward: {', '.join(own)}",
+        f"greedy reward: {', '.join(changes)}",
     ]
 
 
@@ -329,10 +331,10 @@ def _policy_of(config: AgentConfig, name: str, mesh: Mesh | None = None) -> tupl
     prompt = players.prompt_for(config.model, config.prompt)
     game = envs.make(name, prompt)
     overrides = {"dtype": config.dtype, "param_dtype": config.dtype} if config.dtype else {}
-    known = config.model != PLANNED_MODEL
-    shape = load_config(config.model) if known else QWEN25_3B
+    is_real = config.model != PLANNED_MODEL
+    shape = load_config(config.model) if is_real else QWEN25_3B
     model = Transformer(dataclasses.replace(shape, lora=config.lora, **overrides), mesh=mesh)
-    tokenizer = load_tokenizer(config.model if known else "nano", templates=config.templates)
+    tokenizer = load_tokenizer(config.model if is_real else "nano", templates=config.templates)
     return LanguageAgentPolicy.for_game(game, model, tokenizer, config.sampling, prompt), game
 
 

@@ -94,8 +94,8 @@ def main(argv: list[str]) -> None:
     run_dir, resume = COMMAND.open(config)
     template = prompts.policy_template(config.own.prompt_for(config.style), config.threats)
     policy = MovePolicy.for_game(game, model.model, model.tokenizer, *template)
-    how = config.learning, config.eval_games, config.seed, config.iterations
-    stored = language_ppo.train(run_dir, model, policy, game, *how, resume)
+    training = config.learning, config.eval_games, config.seed, config.iterations
+    stored = language_ppo.train(run_dir, model, policy, game, *training, resume)
     print(f"win rate ({config.opponent}): {stored['before']['win']:.3f} -> {stored['after']['win']:.3f}")
 
 

@@ -77,9 +77,9 @@ def check_walkers(game: str, skilled_share: float, habit: bool) -> None:
     """
     from nlrl_jax.envs.walkers import HABITS, WALKS  # Gymnax looks for devices as it is imported
 
-    for name, value, known in (("skilled_share", skilled_share, WALKS), ("habit", habit, HABITS)):
-        if value and game not in known:
-            raise ValueError(f"--{name} does nothing for {game}, only for {', '.join(known)}; leave it out")
+    for name, value, games in (("skilled_share", skilled_share, WALKS), ("habit", habit, HABITS)):
+        if value and game not in games:
+            raise ValueError(f"--{name} does nothing for {game}, only for {', '.join(games)}; leave it out")
     if habit and skilled_share == 1:
         raise ValueError("--habit does nothing with --skilled_share 1, which leaves no other walkers; lower it")
 

@@ -122,12 +122,12 @@ def options(config: Any) -> list[Option]:
     Raises:
       TypeError: two options of one name.
     """
-    found = list(_options(config() if isinstance(config, type) else config))
-    names = [one.name for one in found]
+    entries = list(_options(config() if isinstance(config, type) else config))
+    names = [entry.name for entry in entries]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise TypeError(f"{type(config).__name__} has two options named {', '.join(twice)}")
-    return found
+    return entries
 
 
 def _options(config: Any, path: tuple[str, ...] = (), names: Mapping[str, str] = {}, without=frozenset()) -> Iterator:
@@ -153,7 +153,7 @@ def _kind_of(field: dataclasses.Field) -> str:
 
 def flat(config: Any) -> dict[str, Any]:
     """All options of a config by their flat names, parts included: JSON-able where the values are."""
-    return {one.name: functools.reduce(getattr, one.path, config) for one in options(config)}
+    return {entry.name: functools.reduce(getattr, entry.path, config) for entry in options(config)}
 
 
 def replace(config: T, **values: Any) -> T:
@@ -178,19 +178,19 @@ def with_auto(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _replace(config: Any, values: Mapping[tuple[str, ...], tuple[str, Any]]) -> Any:
-    own = {path[0]: value for path, (_, value) in values.items() if len(path) == 1}
+    fields = {path[0]: value for path, (_, value) in values.items() if len(path) == 1}
     inner: dict[str, dict] = {}
     for path, named in values.items():
         if len(path) > 1:
             inner.setdefault(path[0], {})[path[1:]] = named
     for field, changed in inner.items():
         try:
-            own[field] = _replace(getattr(config, field), changed)
+            fields[field] = _replace(getattr(config, field), changed)
         except OptionError as error:  # the part speaks of its own field; the option may be called otherwise
             name, _, rest = str(error).partition(" ")
             flat_name = {path[-1]: named[0] for path, named in changed.items()}.get(name, name)
             raise OptionError(f"{flat_name} {rest}") from None
-    return dataclasses.replace(config, **own) if own else config
+    return dataclasses.replace(config, **fields) if fields else config
 
 
 def listed(option: str, text: str) -> list[str]:
@@ -219,7 +219,7 @@ def pick(config_class: type[T], values: Mapping[str, Any]) -> T:
 _NOT_JSON = {"None": "null", "True": "true", "False": "false", "NaN": "null"}
 
 
-def assignments(name: str, text: str, left: str = "field") -> dict[str, Any]:
+def assignments(name: str, text: str, noun: str = "field") -> dict[str, Any]:
     """`a=1,b=[2,3],c=some words`, or one JSON object, as a mapping. A value that is not JSON is a string.
 
     Raises:
@@ -231,23 +231,23 @@ def assignments(name: str, text: str, left: str = "field") -> dict[str, Any]:
         except ValueError as error:
             raise OptionError(f"{name} is {text!r}, which is not a JSON object ({error})") from None
     else:
-        pairs = _pairs(name, text.strip(), left)
+        pairs = _pairs(name, text.strip(), noun)
     values: dict[str, Any] = {}
     for key, value in pairs:
         if not key.isidentifier():
-            raise OptionError(f"{name} is {text!r}; it must be {left}=value, several separated by commas")
+            raise OptionError(f"{name} is {text!r}; it must be {noun}=value, several separated by commas")
         if key in values:
             raise OptionError(f"{name} is {text!r}, which sets {key} twice; give it once")
         values[key] = value
     return values
 
 
-def _pairs(name: str, text: str, left: str) -> list[tuple[str, Any]]:
-    found, rest = [], text
+def _pairs(name: str, text: str, noun: str) -> list[tuple[str, Any]]:
+    pairs, rest = [], text
     while rest:
         key, equals, rest = (part.strip() for part in rest.partition("="))
         if not equals:
-            raise OptionError(f"{name} is {text!r}; it must be {left}=value, several separated by commas")
+            raise OptionError(f"{name} is {text!r}; it must be {noun}=value, several separated by commas")
         try:
             value, end = _DECODER.raw_decode(rest)
             after = rest[end:].lstrip()
@@ -262,8 +262,8 @@ def _pairs(name: str, text: str, left: str) -> list[tuple[str, Any]]:
                 raise OptionError(f"{name} sets {key}={value}; write {key}={_NOT_JSON[value]}")
             if value[:1] in ("{", "[", '"'):
                 raise OptionError(f"{name} is {text!r}; the value of {key} is not complete JSON: {value}")
-        found.append((key, value))
-    return found
+        pairs.append((key, value))
+    return pairs
 
 
 def _finite(constant: str) -> float:
@@ -288,9 +288,9 @@ def check(config: Any) -> None:
 
 
 def _check(name: str, kind: str, value: Any, bounds: Mapping[str, Any]) -> None:
-    wrong, wanted = _WRONG.get(kind, ((), ""))
-    if isinstance(value, wrong) and not (kind == "bool" and isinstance(value, bool)):
-        raise OptionError(f"{name} is {value!r}; it must be {wanted}{' or auto' if bounds['auto'] else ''}")
+    wrong_types, expected = _WRONG.get(kind, ((), ""))
+    if isinstance(value, wrong_types) and not (kind == "bool" and isinstance(value, bool)):
+        raise OptionError(f"{name} is {value!r}; it must be {expected}{' or auto' if bounds['auto'] else ''}")
     if bounds["choices"]:
         if value not in bounds["choices"]:
             listed = ", ".join(repr(choice) if not choice else choice for choice in bounds["choices"])
@@ -303,7 +303,7 @@ def _check(name: str, kind: str, value: Any, bounds: Mapping[str, Any]) -> None:
     if math.isfinite(value):
         most = high if most is None and below is None and value > high else most
         least = low if least is None and above is None and value < low else least
-    wanted = [
+    expected = [
         text.format(bound)
         for text, bound in (("at least {}", least), ("above {}", above), ("at most {}", most), ("below {}", below))
         if bound is not None
@@ -312,4 +312,4 @@ def _check(name: str, kind: str, value: Any, bounds: Mapping[str, Any]) -> None:
     holds &= (above is None or value > above) and (below is None or value < below)
     if math.isnan(value) or (math.isinf(value) and not bounds["infinite"]) or not holds:
         kind = "a number" if bounds["infinite"] else "a finite number"
-        raise OptionError(f"{name} is {value!r}; it must be {' and '.join(wanted) or kind}")
+        raise OptionError(f"{name} is {value!r}; it must be {' and '.join(expected) or kind}")

@@ -52,7 +52,7 @@ def make_update(
     loss_of: Callable,
     optimizer: optax.GradientTransformation,
     micro_batch: int = 0,
-    batch_of: Callable[[Any], Any] = lambda given: given,
+    batch_of: Callable[[Any], Any] = lambda data: data,
 ) -> Callable:
     """One SFT step on the adapter: a pure (state, given) -> (state, metrics). Arguments: see `sft.make_sft_step`.
 
@@ -61,12 +61,12 @@ def make_update(
     """
     step = make_sft_step(loss_of, optimizer, "lora", micro_batch, model.mesh)
 
-    def update(state, given):
+    def update(state, data):
         variables = {"params": state.params, "lora": state.lora}
-        variables, opt_state, metrics = step(variables, state.opt_state, batch_of(given))
-        other = metrics, state.iteration + metrics["finite"]
+        variables, opt_state, metrics = step(variables, state.opt_state, batch_of(data))
+        counters = metrics, state.iteration + metrics["finite"]
         lora, opt_state, (metrics, iteration) = placement.stay(
-            model, optimizer, "lora", variables["lora"], opt_state, other
+            model, optimizer, "lora", variables["lora"], opt_state, counters
         )
         return state.replace(lora=lora, opt_state=opt_state, iteration=iteration), metrics
 
@@ -78,7 +78,7 @@ def batches(examples: Sequence[Example], size: int, seed: int) -> Callable[[int]
 
     Rows have one of eight lengths, so eight programs are compiled at most.
     """
-    lengths = np.array([len(one.tokens) for one in examples])
+    lengths = np.array([len(example.tokens) for example in examples])
     multiple = -(-max(lengths) // 256) * 32
     shape = SFTConfig(batch_size=size, max_length=8 * multiple)
 
@@ -87,11 +87,11 @@ def batches(examples: Sequence[Example], size: int, seed: int) -> Callable[[int]
         rng = np.random.default_rng([seed, epoch])
         first = -epoch * len(examples) % size  # these complete the batch in which the pass before ends
         mixed = rng.permutation(len(examples))
-        begin, rest = mixed[:first], mixed[first:]
+        carried, rest = mixed[:first], mixed[first:]
         rest = rest[np.argsort(lengths[rest], kind="stable")]
         rows = [rest[i : i + size] for i in range(0, len(rest), size)]
         whole = [row for row in rows if len(row) == size]
-        return np.concatenate([begin, *(whole[i] for i in rng.permutation(len(whole))), *rows[len(whole) :]])
+        return np.concatenate([carried, *(whole[i] for i in rng.permutation(len(whole))), *rows[len(whole) :]])
 
     def batch(step: int) -> SFTBatch:
         places = (divmod(step * size + k, len(examples)) for k in range(size))

@@ -79,12 +79,11 @@ def _parse_argv(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
-        own = {flag.name for place, group in flags.FLAGS.flags_by_module_dict().items() for flag in group
+        options = {flag.name for place, group in flags.FLAGS.flags_by_module_dict().items() for flag in group
                if not place.startswith(NOT_OURS)}  # fmt: skip
-        known = ours(error.flagname, own)
-        sys.exit(
-            f"error: there is no option --{error.flagname}; {known}{'; ' if known else ''}--help lists the options"
-        )
+        suggestion = ours(error.flagname, options)
+        hint = f"{suggestion}; " if suggestion else ""
+        sys.exit(f"error: there is no option --{error.flagname}; {hint}--help lists the options")
     except flags.Error as error:
         sys.exit(f"error: {error}; --help lists the options")
 
@@ -97,8 +96,12 @@ def missing(module: str) -> str:
         declared = importlib.metadata.requires("nlrl_jax") or ()
     except importlib.metadata.PackageNotFoundError:  # run from a checkout
         declared = ()
-    of_package = [one for one in declared if "extra == " in one and re.match(rf"{package}\b(?!-)", one)]
-    extras = [one.rpartition("extra == ")[2].strip("\"'") for one in of_package]
+    of_package = [
+        requirement
+        for requirement in declared
+        if "extra == " in requirement and re.match(rf"{package}\b(?!-)", requirement)
+    ]
+    extras = [requirement.rpartition("extra == ")[2].strip("\"'") for requirement in of_package]
     extra = next((f"'nlrl_jax[{extra}]'" for extra in extras if extra != "dev"), package)
     return f"the package {name} is needed and not installed: pip install {extra}"
 
@@ -179,8 +182,8 @@ class Command:
         flags.DEFINE_boolean("resume", False, "continue the run in --run_dir from its last checkpoint")
         flags.DEFINE_boolean("overwrite", False, "delete the run in --run_dir first")
         if self.metrics:
-            shown = "Weights & Biases project that also shows the metrics; needs nlrl_jax[wandb]"
-            flags.DEFINE_string("wandb", "", shown)
+            wandb_help = "Weights & Biases project that also shows the metrics; needs nlrl_jax[wandb]"
+            flags.DEFINE_string("wandb", "", wandb_help)
         if self.several:
             processes.define_flags()
 
@@ -219,9 +222,9 @@ class Command:
                     check_done(run_dir, values["iterations"])
                 if options.overwrite:
                     check_inputs(run_dir, values)
-                how = {"overwrite": options.overwrite, "may_change": allowed, "defaults": flat(self.config())}
-                how["translate"] = functools.partial(with_auto, self.config)
-                open_run(run_dir, values, options.resume, **how)
+                settings = {"overwrite": options.overwrite, "may_change": allowed, "defaults": flat(self.config())}
+                settings["translate"] = functools.partial(with_auto, self.config)
+                open_run(run_dir, values, options.resume, **settings)
                 if project:
                     metric_sinks.use_wandb(run_dir, project)
             except ValueError as error:

@@ -127,8 +127,8 @@ def output_folder(flag: str, out: str, mark: str = "") -> pathlib.Path:
     if not out:
         raise ValueError(f"say where the model goes: --{flag} models/NAME")
     folder = pathlib.Path(os.path.expanduser(out))
-    own = bool(mark) and (folder / mark).is_file()
-    if folder.exists() and not (folder.is_dir() and (own or not any(folder.iterdir()))):
+    is_earlier = bool(mark) and (folder / mark).is_file()
+    if folder.exists() and not (folder.is_dir() and (is_earlier or not any(folder.iterdir()))):
         raise ValueError(f"--{flag} {folder} is not an empty folder; choose another one")
     _check_writable(folder, flag)
     return folder
@@ -193,8 +193,8 @@ def read_config(run_dir: str | os.PathLike) -> dict[str, Any]:
         words = {name: value for name, value in config.items() if isinstance(value, str) and value in _WORDS}
         return config | {name: _WORDS[word] for name, word in words.items()}
     except (FileNotFoundError, NotADirectoryError):
-        what = "is a file, not a run's folder" if pathlib.Path(run_dir).is_file() else "holds no run"
-        raise ValueError(f"{run_dir} {what}: there is no {CONFIG} in it") from None
+        problem = "is a file, not a run's folder" if pathlib.Path(run_dir).is_file() else "holds no run"
+        raise ValueError(f"{run_dir} {problem}: there is no {CONFIG} in it") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); start again in another --run_dir") from None
 
@@ -206,11 +206,11 @@ def read_run(run_dir: str | os.PathLike, script: str = "") -> dict[str, Any]:
       ValueError: there is none, or it belongs to another script than `script`.
     """
     config = read_config(run_dir)
-    own = config.get("script")
-    if not own and not holds_run(run_dir):
+    owner = config.get("script")
+    if not owner and not holds_run(run_dir):
         raise ValueError(f"{run_dir} holds no run: its {CONFIG} belongs to another program")
-    if script and own and own != script:
-        raise ValueError(f"the run in {run_dir} was started by {own}, which can continue it; {script} cannot")
+    if script and owner and owner != script:
+        raise ValueError(f"the run in {run_dir} was started by {owner}, which can continue it; {script} cannot")
     return config
 
 
@@ -251,8 +251,8 @@ def _lock(run_dir: pathlib.Path) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        why = "it is a file" if os.path.isfile(run_dir) else error.strerror
-        raise ValueError(f"--run_dir {run_dir} cannot be written: {why}") from None
+        reason = "it is a file" if os.path.isfile(run_dir) else error.strerror
+        raise ValueError(f"--run_dir {run_dir} cannot be written: {reason}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -293,23 +293,23 @@ def _holds_work(path: pathlib.Path) -> bool:
 
 def _check_free(run_dir: pathlib.Path) -> None:
     """Refuses to start a run where it could damage something."""
-    found = _found(run_dir)
+    content = _found(run_dir)
     if holds_run(run_dir):
-        if any(map(_holds_work, found)):  # else the command was refused or stopped before it did anything
+        if any(map(_holds_work, content)):  # else the command was refused or stopped before it did anything
             raise ValueError(f"{run_dir} already holds a run; pass --resume to continue it, or another --run_dir")
-    elif found:
-        there = found[0].name
+    elif content:
+        there = content[0].name
         raise ValueError(f"{run_dir} is not empty and holds no run (it contains {there}); choose another --run_dir")
 
 
 def _empty(run_dir: pathlib.Path) -> None:
     """Deletes the content of a folder that holds a run; refuses any other folder."""
-    found = _found(run_dir)
-    if found and not holds_run(run_dir):
+    content = _found(run_dir)
+    if content and not holds_run(run_dir):
         raise ValueError(
             f"--overwrite: {run_dir} is not empty and holds no run ({CONFIG} with {_MARK!r} in it); nothing was deleted"
         )
-    for path in sorted(found, key=lambda path: path.name == CONFIG):  # the file that marks it as a run goes last
+    for path in sorted(content, key=lambda path: path.name == CONFIG):  # the file that marks it as a run goes last
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -32,14 +32,14 @@ def define(config: type | Any, presets: Presets | None = None, flag: str = "pres
       presets: name -> flat values. flag: the name of the flag that chooses one. note: the end of its help text.
     """
     whole = config if isinstance(config, type) else type(config)
-    for one in configs.options(config):
-        text = f"{one.help} (default: {_shown(one.default)})"
-        if one.kind == "bool":
-            new = flags.BooleanFlag(one.name, None, text)
+    for entry in configs.options(config):
+        text = f"{entry.help} (default: {_shown(entry.default)})"
+        if entry.kind == "bool":
+            new = flags.BooleanFlag(entry.name, None, text)
         else:
-            parser = _AutoParser(_PARSERS[one.kind]) if one.auto else _PARSERS[one.kind]
-            new = (_JoinedFlag if one.joined else flags.Flag)(parser, None, one.name, None, text)
-        title = "Options" if one.group is whole else _title(one.group)
+            parser = _AutoParser(_PARSERS[entry.kind]) if entry.auto else _PARSERS[entry.kind]
+            new = (_JoinedFlag if entry.joined else flags.Flag)(parser, None, entry.name, None, text)
+        title = "Options" if entry.group is whole else _title(entry.group)
         flags.DEFINE_flag(new, module_name=title)
     if presets:
         text = f"sets the defaults of many options at once. {listed(presets)}{note}"
@@ -88,9 +88,9 @@ class _AutoParser(flags.ArgumentParser):
             raise ValueError(f"{error} or auto") from None
 
 
-def _no_number(argument: Any, wanted: str) -> str:
+def _no_number(argument: Any, expected: str) -> str:
     missing = str(argument).startswith("--")
-    return f"its value is missing; it must be {wanted}" if missing else f"it must be {wanted}"
+    return f"its value is missing; it must be {expected}" if missing else f"it must be {expected}"
 
 
 def read_whole_numbers(values: flags.FlagValues) -> None:
@@ -137,9 +137,9 @@ def parse(
     preset = flags.FLAGS[flag].value if presets else None
     values = dict((presets or {}).get(preset, {}))
     if stored is not None:
-        known = {one.name for one in configs.options(config)}
-        kept = {name: value for name, value in stored.items() if name in known}
-        values = kept | (values if preset else {})
+        names = {entry.name for entry in configs.options(config)}
+        earlier = {name: value for name, value in stored.items() if name in names}
+        values = earlier | (values if preset else {})
     values |= given(config)
     try:
         return configs.replace(start, **values)
@@ -149,22 +149,22 @@ def parse(
 
 def given(config: type | Any) -> dict[str, Any]:
     """The options given on the command line: flat names and values."""
-    values = {one.name: flags.FLAGS[one.name].value for one in configs.options(config)}
+    values = {entry.name: flags.FLAGS[entry.name].value for entry in configs.options(config)}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def leave_out(why: str, *names: str) -> None:
+def leave_out(reason: str, *names: str) -> None:
     """Refuses options on the command line that have no effect in combination with the others.
 
     Args:
-      why: the end of the sentence "--NAME does nothing ...".
+      reason: the end of the sentence "--NAME does nothing ...".
 
     Raises:
       ValueError: names the first of them.
     """
     for name in names:
         if name in flags.FLAGS and flags.FLAGS[name].present:
-            raise ValueError(f"--{name} does nothing {why}; leave it out")
+            raise ValueError(f"--{name} does nothing {reason}; leave it out")
     _IDLE.update(names)
 
 
@@ -179,28 +179,28 @@ def check_numbers() -> None:
     Raises:
       ValueError: an integer that does not fit 32 bits, or a number that is not finite.
     """
-    for place, found in flags.FLAGS.flags_by_module_dict().items():
-        for flag in () if place.startswith(NOT_OURS) else found:
+    for place, group in flags.FLAGS.flags_by_module_dict().items():
+        for flag in () if place.startswith(NOT_OURS) else group:
             low, high = configs.LIMITS["int" if isinstance(flag.value, int) else "float"]
-            own = type(flag.value) in (int, float) and flag.default is not None
-            if own and not low <= flag.value <= high:
-                wanted = f"at least {low} and at most {high}" if isinstance(flag.value, int) else "a finite number"
-                raise ValueError(f"--{flag.name} is {flag.value!r}; it must be {wanted}")
+            is_number = type(flag.value) in (int, float) and flag.default is not None
+            if is_number and not low <= flag.value <= high:
+                expected = f"at least {low} and at most {high}" if isinstance(flag.value, int) else "a finite number"
+                raise ValueError(f"--{flag.name} is {flag.value!r}; it must be {expected}")
 
 
 def help_text(module: ModuleType) -> str:
     """What `--help` prints: the script's docstring, then its options in groups, without those of absl and libraries."""
     lines = [inspect.cleandoc(module.__doc__ or ""), ""]
     by_place = flags.FLAGS.flags_by_module_dict()
-    own = [place for place in by_place if place == sys.argv[0] or place in (module.__name__, "__main__")]
-    groups = {"Options": [flag for place in own for flag in by_place[place]]}
-    for place, found in by_place.items():
-        if place not in own and not place.startswith(NOT_OURS):
+    own_places = [place for place in by_place if place == sys.argv[0] or place in (module.__name__, "__main__")]
+    groups = {"Options": [flag for place in own_places for flag in by_place[place]]}
+    for place, group in by_place.items():
+        if place not in own_places and not place.startswith(NOT_OURS):
             title = "Run" if place.startswith("nlrl_jax.run") else place
-            groups[title] = [*groups.get(title, []), *found]
-    for title, found in groups.items():
-        if found:
-            lines += [f"{title}:", *(_described(flag) for flag in found), ""]
+            groups[title] = [*groups.get(title, []), *group]
+    for title, group in groups.items():
+        if group:
+            lines += [f"{title}:", *(_described(flag) for flag in group), ""]
     lines.append("--helpfull also lists the options of absl and of the libraries.")
     return "\n".join(lines)
 

@@ -21,10 +21,10 @@ def check_horizon(game: TextGame | ControlGame | HostGame, *names: str) -> None:
       ValueError: names the first of them, with both numbers.
     """
     for name in names:
-        given = flags.FLAGS[name].value if name in flags.FLAGS and flags.FLAGS[name].present else None
-        if given and game.max_steps and given > game.max_steps:
+        number = flags.FLAGS[name].value if name in flags.FLAGS and flags.FLAGS[name].present else None
+        if number and game.max_steps and number > game.max_steps:
             raise ValueError(
-                f"--{name} is {given}, but {game.name} ends an episode after {game.max_steps} steps; give at most "
+                f"--{name} is {number}, but {game.name} ends an episode after {game.max_steps} steps; give at most "
                 f"{game.max_steps}"
             )
 
@@ -37,12 +37,12 @@ def capped(game: TextGame | HostGame, **options: int) -> list[str]:
 
 
 def too_short(
-    what: str, game: TextGame | HostGame, states: Iterable[Any], turns: str, max_turns: int, max_steps: int = 0
+    episodes: str, game: TextGame | HostGame, states: Iterable[Any], turns: str, max_turns: int, max_steps: int = 0
 ) -> list[str]:
     """A sentence where tasks cannot be solved within an episode's limits, else nothing.
 
     Args:
-      what: the episodes, in words. states: where their tasks begin, on the host.
+      episodes: in words. states: where their tasks begin, on the host.
       turns: the option that limits replies, such as max_turns; the one for steps has the same name with "steps".
       max_steps: 0 where a reply is one step.
     """
@@ -57,11 +57,11 @@ def too_short(
     beyond = [n for n in needed if n > steps]
     if not beyond:
         return []
-    ends = f"an episode ends after {steps} step{'s' * (steps != 1)} ({limit})"
+    ending = f"an episode ends after {steps} step{'s' * (steps != 1)} ({limit})"
     solutions = f"{min(beyond)}" if min(beyond) == max(beyond) else f"{min(beyond)} to {max(beyond)}"
     return [
-        f"{len(beyond)} of the {len(needed)} tasks of {what} that were looked at cannot be solved: {ends}, and their "
-        f"shortest solutions take {solutions}"
+        f"{len(beyond)} of the {len(needed)} tasks of {episodes} that were looked at cannot be solved: {ending}, and "
+        f"their shortest solutions take {solutions}"
     ]
 
 

@@ -122,7 +122,7 @@ def train(
     key = (
         jax.random.key(check_seed(seed))
         if isinstance(seed, int)
-        else jax.vmap(jax.random.key)(jnp.asarray([check_seed(one) for one in seed], jnp.uint32))
+        else jax.vmap(jax.random.key)(jnp.asarray([check_seed(number) for number in seed], jnp.uint32))
     )
     fold_in = jax.random.fold_in if isinstance(seed, int) else jax.vmap(jax.random.fold_in, in_axes=(0, None))
     check_done(run_dir, iterations)
@@ -133,8 +133,8 @@ def train(
         _check_metrics(folder, run_dir, start)
     with stop_signals() as signals:
         with contextlib.ExitStack() as stack:
-            own = folders if processes.first() else ()
-            writers = [stack.enter_context(_writer(folder, start if plan.resume else None)) for folder in own]
+            written_here = folders if processes.first() else ()
+            writers = [stack.enter_context(_writer(folder, start if plan.resume else None)) for folder in written_here]
             checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
             progress = stack.enter_context(Progress(iterations, start, plan.columns))
             watch = alarms.Watch()
@@ -163,13 +163,13 @@ def train(
                     checkpoints.save(done, state.learned(), origin)
                 if stopped:
                     break
-        came = [name for names in processes.every(signals) for name in names]
-        if came:
-            print(f"{came[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
-        if finish is not None and "SIGTERM" not in came:
+        arrived = [name for names in processes.every(signals) for name in names]
+        if arrived:
+            print(f"{arrived[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
+        if finish is not None and "SIGTERM" not in arrived:
             finish(state)
-        came = came or processes.any_of(bool(signals))  # one that arrived during `finish`
-    if came:
+        arrived = arrived or processes.any_of(bool(signals))  # one that arrived during `finish`
+    if arrived:
         sys.exit(0)
     return state
 
@@ -251,10 +251,10 @@ def _check_disk(run_dir: pathlib.Path, state: Any) -> None:
 
 
 def _check_metrics(folder: pathlib.Path, run_dir: pathlib.Path, start: int) -> None:
-    found = sum(row["iteration"] < start for row in read_rows(folder))
-    if found < start:
+    count = sum(row["iteration"] < start for row in read_rows(folder))
+    if count < start:
         raise ValueError(
-            f"{folder / METRICS} holds {found} of the {start} iterations that checkpoint "
+            f"{folder / METRICS} holds {count} of the {start} iterations that checkpoint "
             f"{run_dir / 'checkpoints' / str(start)} has done: lines were lost, or the file is another run's. "
             "Delete that checkpoint to continue from the one before it, or start again with --overwrite"
         )
@@ -267,9 +267,9 @@ def _redrawn(run_dir: pathlib.Path) -> dict[str, int]:
 def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Checkpoints, advice: str) -> str:
     bad = ", ".join(f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value).all())
     checkpoints.wait()
-    kept = checkpoints.latest_step()
-    where = "no state was saved" if kept is None else f"the last good state is in {checkpoints.folder / str(kept)}"
-    return f"iteration {iteration} is not finite ({bad or 'in its gradients'}). Stopped; {where}. {advice}"
+    latest = checkpoints.latest_step()
+    place = "no state was saved" if latest is None else f"the last good state is in {checkpoints.folder / str(latest)}"
+    return f"iteration {iteration} is not finite ({bad or 'in its gradients'}). Stopped; {place}. {advice}"
 
 
 def _advice(plan: Plan, bad_turn: int) -> str:

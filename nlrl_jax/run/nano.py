@@ -122,7 +122,7 @@ def windows(
 
     def weigh(ids: list[int]) -> list[float]:
         heavy = [token in names or token in verdicts or before == place for before, token in zip([-1, -1, *ids], ids)]
-        return [_HEAVY if one else 1.0 for one in heavy]
+        return [_HEAVY if is_heavy else 1.0 for is_heavy in heavy]
 
     episodes = []
     for chat, text in pairs:

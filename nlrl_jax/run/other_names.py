@@ -84,9 +84,9 @@ def ours(name: str, options: Collection[str]) -> str:
         return "JAX takes the best device that it sees; the variable JAX_PLATFORMS=cpu or cuda chooses"
     if name in _DTYPE and "dtype" in options:
         return f"here it is --dtype {_DTYPE[name]}"
-    for names, theirs in _NAMES.items():
-        known = [option for option in names if option in options]
-        if known and name in theirs.split():
-            return f"here it is --{known[0]}"
+    for names, foreign in _NAMES.items():
+        candidates = [option for option in names if option in options]
+        if candidates and name in foreign.split():
+            return f"here it is --{candidates[0]}"
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
     return f"the nearest is --{close[0]}" if close else ""

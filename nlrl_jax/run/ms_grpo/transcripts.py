@@ -92,10 +92,10 @@ class Tasks(NamedTuple):
         if not self.held_out.looks:
             return tasks
         for _ in range(_DRAWS):
-            shown = [look in self.held_out.looks for look in looks_of(self.game, tasks)]
-            if not any(shown):
+            held_out = [look in self.held_out.looks for look in looks_of(self.game, tasks)]
+            if not any(held_out):
                 return tasks
-            tasks = [pick(task[0]) if again else task for task, again in zip(tasks, shown, strict=True)]
+            tasks = [pick(task[0]) if is_held_out else task for task, is_held_out in zip(tasks, held_out, strict=True)]
         raise ValueError(
             f"{self.game.name}: {_DRAWS} tasks in a row begin as one of the {len(self.held_out.looks)} held-out ones, "
             "which leaves none to train on; lower --eval_episodes"
@@ -127,8 +127,10 @@ class TranscriptTraining(Training):
         prompts = dataclasses.replace(form.prompts, prompt=config.prompt)
         self.dialogue = dialogue_for(game, prompts, config.model, loaded.tokenizer, form.think)
         self.check_room()
-        begin = self.player({}, greedy=False).beginning()  # read once for all rows, where that pays
-        self.reader = transcripts.Reader(network, config.sampling.temperature, begin if len(begin) >= _SHARED else ())
+        beginning = self.player({}, greedy=False).beginning()  # read once for all rows, where that pays
+        self.reader = transcripts.Reader(
+            network, config.sampling.temperature, beginning if len(beginning) >= _SHARED else ()
+        )
         key = jax.random.fold_in(jax.random.key(config.seed), 0)
         self.state = init_state(network, loaded.params, learning, key)
         self.shows = "env_return" if game.score or not game.has_success else "success"
@@ -141,8 +143,8 @@ class TranscriptTraining(Training):
         named += (("the evaluation", self.evaluated, self.tasks.held_out.tasks, "eval_turns", self.config.eval_turns),)
         return [
             sentence
-            for what, game, tasks, name, turns in named
-            for sentence in too_short(what, game, first_tasks(game, tasks), name, turns)
+            for episodes, game, tasks, name, turns in named
+            for sentence in too_short(episodes, game, first_tasks(game, tasks), name, turns)
         ]
 
     def check_room(self) -> None:
@@ -153,10 +155,10 @@ class TranscriptTraining(Training):
         """
         player = self.player({}, greedy=False)
         firsts = self.tasks.draw(len(self.tasks.fresh), np.random.default_rng(0))
-        seen = [(start.goal, start.observation) for start in self.game.reset(firsts)]
+        beginnings = [(start.goal, start.observation) for start in self.game.reset(firsts)]
         examples = self.game.examples("", 1) if self.game.examples else ()
-        seen += [(example.goal, step.observation) for example in examples for step in example.steps]
-        for goal, observation in seen:
+        beginnings += [(example.goal, step.observation) for example in examples for step in example.steps]
+        for goal, observation in beginnings:
             player.prompt(History(goal, observation), ())
 
     def player(self, variables: Any, greedy: bool) -> TranscriptPlayer:
@@ -176,7 +178,7 @@ class TranscriptTraining(Training):
         played = play(player, limited(self.game, learning.max_turns), repeated, seed, self.form.give_up, 0)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
         reader = self.reader
-        if not all(one.begins(reader.begin) for one in played):
+        if not all(episode.begins(reader.begin) for episode in played):
             reader = dataclasses.replace(reader, begin=())
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         lesson.metrics["row_use"] = player.model.row_steps.use
@@ -196,7 +198,7 @@ class TranscriptTraining(Training):
         player = self.player(variables, greedy=True)
         game = limited(self.evaluated, self.config.eval_turns)
         played = play(player, game, self.tasks.held_out.tasks, 0, pictured=shown)
-        text = [as_record(one, game, self.writer.tokenizer) for one in played[:shown]]
+        text = [as_record(episode, game, self.writer.tokenizer) for episode in played[:shown]]
         return summarize(played, game, self.config.learning.invalid_action_reward), text
 
 
@@ -217,10 +219,10 @@ def dialogue_for(game: HostGame, prompts: PromptConfig, model: str, tokenizer: T
 
 def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action_reward: float) -> dict[str, float]:
     """Means over episodes, named as in `players.summarize`."""
-    episodes, turns = [one.episode for one in played], [turn for one in played for turn in one.turns]
-    returns = np.array([one.reward for one in episodes])
-    penalties = np.array([sum(turn.invalid for turn in one.turns) for one in played]) * invalid_action_reward
-    won = {"success": float(np.mean([one.success for one in episodes]))} if game.has_success else {}
+    episodes, turns = [episode.episode for episode in played], [turn for episode in played for turn in episode.turns]
+    returns = np.array([episode.reward for episode in episodes])
+    penalties = np.array([sum(turn.invalid for turn in episode.turns) for episode in played]) * invalid_action_reward
+    success = {"success": float(np.mean([episode.success for episode in episodes]))} if game.has_success else {}
     return {
         "episodes": len(played),
         "env_return": float(returns.mean()),
@@ -229,7 +231,7 @@ def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action
         "turns": len(turns) / len(played),
         "invalid_actions": float(np.mean([turn.invalid for turn in turns])),
         "format_penalty": float(np.mean([transcripts.format_penalty(turn) for turn in turns])),
-        **won,
+        **success,
     }
 
 
@@ -242,18 +244,18 @@ def as_record(played: PlayedTranscript, game: HostGame, tokenizer: Tokenizer) ->
     turns = []
     for t, turn in enumerate(played.turns):
         prompt = tokenizer.decode(list(turn.replies[0].prompt), skip_special_tokens=False)
-        written = [reply.written for reply in turn.replies]
+        replies = [reply.written for reply in turn.replies]
         turns.append(
             {
                 "board": boards[t],
                 "prompt": f"Observation: {marked(turn.observation)}" if t else prompt,
-                "reply": "\n".join(tokenizer.decode(list(one.tokens)).strip("\n") for one in written),
+                "reply": "\n".join(tokenizer.decode(list(reply.tokens)).strip("\n") for reply in replies),
                 "actions": [] if turn.invalid else [turn.action],
                 "steps": int(not turn.invalid),
                 "invalid": int(turn.invalid),
                 "format_penalty": transcripts.format_penalty(turn),
                 "reward": turn.reward,
-                "cut": not all(one.ended for one in written),
+                "cut": not all(reply.ended for reply in replies),
             }
         )
     success = episode.success if game.has_success else None

@@ -19,8 +19,8 @@ def check_walkers(game: HostGame, skilled_share: float) -> None:
     if skilled_share and not game.expert:
         raise ValueError(f"--skilled_share is {skilled_share}, but {game.name} has no expert; leave it out")
     if skilled_share < 1 and not (game.actions or game.commands):
-        why = f"{game.name} has neither a list of actions nor `commands`, so that none can be drawn by chance"
-        raise ValueError(f"{why}; give --skilled_share 1" if game.expert else f"{why}, and no expert to show some")
+        reason = f"{game.name} has neither a list of actions nor `commands`, so that none can be drawn by chance"
+        raise ValueError(reason + ("; give --skilled_share 1" if game.expert else ", and no expert to show some"))
 
 
 def walk(game: HostGame, number: int, skilled_share: float, seed: int) -> list[History]:
@@ -45,8 +45,8 @@ def _walked(game: HostGame, tasks: Sequence[Task], skilled: Sequence[bool], rng:
             break
         actions = []
         for i in going:
-            some = () if skilled[i] else game.actions or game.commands(states[i])
-            actions.append(str(rng.choice(some)) if some else game.expert(states[i]) if game.expert else "look")
+            choices = () if skilled[i] else game.actions or game.commands(states[i])
+            actions.append(str(rng.choice(choices)) if choices else game.expert(states[i]) if game.expert else "look")
         outcomes = game.step([states[i] for i in going], actions)
         for i, action, outcome in zip(going, actions, outcomes, strict=True):
             states[i], histories[i] = outcome.state, histories[i].then(Step(action, outcome.observation))

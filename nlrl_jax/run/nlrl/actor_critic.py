@@ -39,8 +39,8 @@ class Learned:
 
     def judged(self) -> Any:
         """The mean of this and the recent policies, without the base model that fills `recent` at first."""
-        made = (self.policy, *self.recent)[: max(int(self.iteration), 1)]
-        return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *made)
+        policies = (self.policy, *self.recent)[: max(int(self.iteration), 1)]
+        return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *policies)
 
 
 @dataclasses.dataclass(eq=False)
@@ -100,8 +100,8 @@ class Trainer:
         seed = int(jax.random.randint(key, (), 0, 2**30))
         after, log = nlac.iterate(self.models(state, buffer), self.setup, self.viewer, seed)
         exchanges.write_pairs(self.values_file(i), after.buffer[-1])
-        when = f"iteration {i + 1}, against {self.opponent}"
-        exchanges.write(self.run_dir, i, report.exchanges(log, when, self.draw))
+        heading = f"iteration {i + 1}, against {self.opponent}"
+        exchanges.write(self.run_dir, i, report.exchanges(log, heading, self.draw))
         policy, value = (model.facts.local.variables[self.train] for model in (after.policy, after.value))
         recent = (state.policy, *state.recent)[: self.average - 1]
         return Learned(policy, value, jnp.asarray(i + 1, jnp.int32), recent), log.metrics

@@ -81,10 +81,10 @@ class Trainer:
         i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
         learn = self.learn_anew if self.restart else self.learn
         first_value = self.first_value if i == 0 else None
-        value, found, metrics = language_td.iterate(
+        value, targets, metrics = language_td.iterate(
             self.data.train, self.roles, self.model(state), self.large, learn, self.learning, seed, first_value
         )
-        exchanges.write(self.run_dir, i, report.learned(found, i, self.draw))
+        exchanges.write(self.run_dir, i, report.learned(targets, i, self.draw))
         return Learned(value.facts.local.variables[self.train], jnp.asarray(i + 1, jnp.int32)), metrics
 
     def learn_anew(self, model, pairs):
@@ -141,10 +141,10 @@ def train(
         after, done = trainer.assess(sides), int(state.iteration)
         results.write(run_dir, script=script, before=before, after=after, beside=beside(), iterations=done)
         words = zip(trainer.data.test, trainer.data.win_rates, words_before, words_after, strict=True)
-        judged = [one for one in words if abs(one[1]) >= trainer.thresholds[0]]
+        judged = [row for row in words if abs(row[1]) >= trainer.thresholds[0]]
         learned_from = exchanges.first_and_last(run_dir)
-        shown = report.judged(judged, trainer.game.players, trainer.draw, learning=done > 0)
-        show(results.read(run_dir), shown + learned_from)
+        samples = report.judged(judged, trainer.game.players, trainer.draw, learning=done > 0)
+        show(results.read(run_dir), samples + learned_from)
 
     plan = loop.Plan(trainer.seed, iterations, 1, COLUMNS, resume)
     loop.train(run_dir, trainer.update, state, plan, lambda done, state: trainer.evaluate(state), finish)

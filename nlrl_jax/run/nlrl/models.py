@@ -66,10 +66,10 @@ class Models:
         if "scripted" in every:
             raise ValueError("--prompted names scripted, but no rules play as prompted; give endpoint or local models")
         label = lambda name: pathlib.PurePath(self.endpoint.endpoint_model if name == "endpoint" else name).name
-        found = {f"{label(name)} as prompted": name for name in every}
-        if len(found) < len(every):
+        labels = {f"{label(name)} as prompted": name for name in every}
+        if len(labels) < len(every):
             raise ValueError(f"--prompted is {self.prompted!r}; two of these models would have one name in the plot")
-        return found
+        return labels
 
     @property
     def is_paid(self) -> bool:

@@ -15,15 +15,15 @@ def base_folders(base: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
     Raises:
       ValueError: a folder that is not a run, or holds no base agent.
     """
-    found = []
+    folders = []
     for name in base.split(","):
         run = pathlib.Path(os.path.expanduser(name.strip()))
         parts = [run, *sorted(run.glob("base_[0-9]*"), key=lambda path: int(path.name.removeprefix("base_")))]
         parts = [folder for folder in parts if (folder / "base").is_dir()]
         if not (run / "config.json").is_file() or not parts:
             raise ValueError(f"--base {name!r} holds no base agent (no config.json or no folder base)")
-        found += [(run, folder) for folder in parts]
-    return found
+        folders += [(run, folder) for folder in parts]
+    return folders
 
 
 def base_of(base: str, game: str, number: int, contact_forces: bool = False) -> tuple[pathlib.Path, int]:

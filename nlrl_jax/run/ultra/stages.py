@@ -109,8 +109,8 @@ class Run:
 
     def _copied(self, folder: pathlib.Path, fresh: PPOState) -> PPOState:
         """The agent of `--base`, copied to this run's folder, because the other run may change later."""
-        other, step = base_of(self.config.base, self.config.game, self.number, self.config.contact_forces)
-        _, learned, _ = Checkpoints(other / "checkpoints").restore(fresh.learned(), step, part_of(other))
+        source, step = base_of(self.config.base, self.config.game, self.number, self.config.contact_forces)
+        _, learned, _ = Checkpoints(source / "checkpoints").restore(fresh.learned(), step, part_of(source))
         state = fresh.replace(**learned)
         _save(folder, state)
         return state
@@ -161,9 +161,9 @@ class Run:
     ) -> tuple[Shared, Findings]:
         """What all methods have in common, and the findings."""
         findings = self.findings("findings", trajectories, analyst)
-        critical, of = (findings.counts.get(f"identify/{what}", 0) for what in ("critical", "timeslots"))
+        critical, timeslots = (findings.counts.get(f"identify/{kind}", 0) for kind in ("critical", "timeslots"))
         if self.game.roles:
-            print(f"analyst: {critical} critical of {of} timeslots", flush=True)
+            print(f"analyst: {critical} critical of {timeslots} timeslots", flush=True)
         if self.game.roles and not findings.states:
             print("the analyst marked no state: ULTRA's methods will be plain PPO", flush=True)
         mean, scale = ultra.statistics(np.asarray(trajectories.obs), np.asarray(trajectories.steps))
@@ -273,4 +273,4 @@ def stored_scores(runs: Sequence[Run]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _stacked(each: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {kind: np.array([one[kind] for one in each]) for kind in SCORES}
+    return {kind: np.array([scores[kind] for scores in each]) for kind in SCORES}
