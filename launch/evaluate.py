@@ -81,7 +81,7 @@ class Limits(NamedTuple):
         return chosen._replace(episodes=1) if flags.FLAGS.watch else chosen
 
 
-class Player(NamedTuple):
+class GamePlayer(NamedTuple):
     """A policy with its parameters and the game it plays."""
 
     name: str
@@ -91,7 +91,7 @@ class Player(NamedTuple):
     variables: Any
 
 
-def player() -> Player:
+def player() -> GamePlayer:
     """The player that the flags name.
 
     Raises:
@@ -110,7 +110,7 @@ def player() -> Player:
     if options.adapter:
         config, variables["lora"] = peft.load(options.adapter, config)
     sampling = Sampling(options.max_tokens or (NANO_TOKENS if options.model in BUILT_IN else 200), temperature=0.0)
-    return Player(
+    return GamePlayer(
         options.model, maps, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables
     )
 
@@ -154,7 +154,7 @@ def _game(name: str, prompt: str, maps: str) -> tuple[TextGame, str]:
     return envs.make(name, prompt), ""
 
 
-def _trained_player(run_dir: pathlib.Path) -> Player:
+def _trained_player(run_dir: pathlib.Path) -> GamePlayer:
     options = flags.FLAGS
     loaded, lora, step, run = load_trained(run_dir)
     prompt = prompt_for(run["model"], run["prompt"])
@@ -162,7 +162,7 @@ def _trained_player(run_dir: pathlib.Path) -> Player:
     game, maps = _game(options.game or run["game"], prompt, options.maps or evaluated)
     sampling = Sampling(options.max_tokens or run["max_tokens"], temperature=0.0)
     policy = make_policy(game, loaded, sampling, prompt)
-    return Player(f"{run_dir} at iteration {step}", maps, game, policy, {"params": loaded.params, "lora": lora})
+    return GamePlayer(f"{run_dir} at iteration {step}", maps, game, policy, {"params": loaded.params, "lora": lora})
 
 
 def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, float], list[dict[str, Any]]]:

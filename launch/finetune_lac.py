@@ -219,7 +219,7 @@ def main(argv: list[str]) -> None:
     counts = {"examples": len(examples), "tokens_learned": learned, "tokens_read": tokens_read}
     state = adapter_training.start(network, base.variables["params"], optimizer, config.seed)
     columns, every = ("loss", "eval/accuracy"), config.eval_every
-    plan = loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume, every)
+    plan = loop.Schedule(config.seed, config.iterations, config.checkpoint_every, columns, resume, every)
     finished = loop.learn(run_dir, SCRIPT, update, state, plan, evaluate, finish, seeds=[config.seed], counts=counts)
     print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of nlrl-jax run_lac plays it")
     before, after = finished["before"], finished["after"]

@@ -44,7 +44,7 @@ from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import ultra as report
 from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.ultra.base_agents import base_of
-from nlrl_jax.run.ultra.config import RunConfig
+from nlrl_jax.run.ultra.config import RefinementConfig
 from nlrl_jax.run.ultra.dry_run import plan
 from nlrl_jax.run.ultra.stages import SCRIPT, Run, stored_scores
 from nlrl_jax.types import ControlGame, LanguageModel
@@ -82,13 +82,13 @@ ROBOT_PRESETS = {  # by scale: also for every game but Pong
     "paper": {"alpha": 0.1, "curve_episodes": 20, "floor": -math.inf},
 }  # fmt: skip
 COMMAND = app.Command(
-    SCRIPT, RunConfig, PRESETS, "scale", f". Other games also: {config_flags.listed(ROBOT_PRESETS)}",
+    SCRIPT, RefinementConfig, PRESETS, "scale", f". Other games also: {config_flags.listed(ROBOT_PRESETS)}",
     dry_run="print the analyst's calls and tokens and the environment steps, then stop",
     may_change=("methods", "checkpoint_every"),
 )  # fmt: skip
 
 
-def parse_config() -> RunConfig:
+def parse_config() -> RefinementConfig:
     """The config of the flags; defaults depend on the scale (quick, if none is named) and the game.
 
     Raises:
@@ -97,9 +97,9 @@ def parse_config() -> RunConfig:
     options = flags.FLAGS
     stored = read_run(options.run_dir, SCRIPT) if options.run_dir and options.resume else {}
     is_pong = (options["game"].value or stored.get("game", "pong")) == "pong"
-    config = app.parse(RunConfig, presets(is_pong) | {None: presets(is_pong)["quick"]}, "scale", SCRIPT)
+    config = app.parse(RefinementConfig, presets(is_pong) | {None: presets(is_pong)["quick"]}, "scale", SCRIPT)
     kind = OWN if ":" in config.game else config.game
-    for name in config_flags.given(RunConfig):
+    for name in config_flags.given(RefinementConfig):
         if name in ONLY_FOR and kind in (*envs.CONTROL_GAMES, OWN) and kind not in ONLY_FOR[name]:
             raise ValueError(f"--{name} does nothing for {kind}, only for {', '.join(ONLY_FOR[name])}; leave it out")
     endpoints.check_endpoint_is_used(config.analyst)
@@ -113,13 +113,13 @@ def presets(is_pong: bool) -> dict[str, dict[str, Any]]:
     return {scale: values if is_pong else values | ROBOT_PRESETS[scale] for scale, values in PRESETS.items()}
 
 
-def make_game(config: RunConfig) -> ControlGame:
+def make_game(config: RefinementConfig) -> ControlGame:
     """The game with the options that it takes. ValueError: an unknown game."""
     names = [name for name in ("cell", "points", "physics", "contact_forces") if config.game in ONLY_FOR[name]]
     return envs.make_control(config.game, **{name: getattr(config, name) for name in names})
 
 
-def runs_of(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> list[Run]:
+def runs_of(config: RefinementConfig, run_dir: pathlib.Path, resume: bool) -> list[Run]:
     """The run with each of its base agents."""
     game, base_ppo = make_game(config), PPO.get(config.game, DEFAULT_PPO)
     return [Run(config, game, base_ppo, run_dir, resume, number) for number in range(config.bases)]

@@ -46,7 +46,7 @@ from nlrl_jax.run.directory import check_done
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.nlrl import actor_critic, language_ppo
-from nlrl_jax.run.nlrl.actor_critic import Trainer
+from nlrl_jax.run.nlrl.actor_critic import ActorCriticTrainer
 from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
 from nlrl_jax.text.word_policy import MovePolicy
@@ -58,7 +58,7 @@ OPPONENTS = {"first_move": board_games.first_move_opponent, "random": board_game
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class ActorCriticRunConfig:
     """Everything that determines what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
 
     models: Models = part(Models())
@@ -138,19 +138,21 @@ PRESETS = {
 
 
 COMMAND = app.Command(
-    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, then stop", several=True,
+    SCRIPT, ActorCriticRunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, then stop", several=True,
     may_change=("iterations", "learning_rate", "policy_learning_rate", "prompted", "micro_batch", "remat", "mesh"),
 )  # fmt: skip
 
 
-def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, large: LanguageModel) -> Trainer:
+def trainer_of(
+    config: ActorCriticRunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, large: LanguageModel
+) -> ActorCriticTrainer:
     """The actor-critic against one opponent, with its models. Its page and checkpoints are in `run_dir`."""
     sft = dataclasses.replace(config.sft, seed=config.seed)
     policy_sft = dataclasses.replace(sft, learning_rate=config.policy_learning_rate)
     learn = learner(sft)
     fixed = setup(config, opponent, large, learner(policy_sft), learn)
     base, examples = config.models.own.load(sft.train, sft.seed), format_pairs(fixed, config.format_examples, sft.seed)
-    return Trainer(
+    return ActorCriticTrainer(
         fixed, opponent, base, sft.train, learn, *examples, config.average, config.eval_games, sft.seed, run_dir, usage,
         _grid,
     )  # fmt: skip
@@ -169,7 +171,7 @@ def format_pairs(fixed: ActorCriticSetup, number: int, seed: int) -> tuple[Pairs
 
 
 def setup(
-    config: RunConfig, opponent: str, large: LanguageModel, *learners: Learn, model: str = ""
+    config: ActorCriticRunConfig, opponent: str, large: LanguageModel, *learners: Learn, model: str = ""
 ) -> ActorCriticSetup:
     """The part of the algorithm that does not learn.
 
@@ -189,12 +191,12 @@ def _grid(board: str) -> str:
 
 
 def play_prompted(fixed: ActorCriticSetup, model: LanguageModel, games: int, seed: int) -> dict[str, float]:
-    """Greedy play of a model that does not learn, with the paper's prompt. Returns what `Trainer.evaluate` does."""
+    """Greedy play of a model that does not learn, with the paper's prompt; see `ActorCriticTrainer.evaluate`."""
     greedy = Sampling(fixed.config.aggregation.max_tokens, 0.0)
     return nlac.evaluate(ActorCriticState(model, model), fixed, Viewer(fixed.game), games, greedy, seed + 1)[0]
 
 
-def validate(config: RunConfig, ask: bool) -> None:
+def validate(config: ActorCriticRunConfig, ask: bool) -> None:
     """Refuses models that cannot do what the config asks, before anything is made; see `Models.validate`."""
     game, rng = board_game(), random.Random(0)
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]
@@ -207,7 +209,7 @@ def validate(config: RunConfig, ask: bool) -> None:
     config.models.validate([policy, value], config.sft.max_length, *tokens, prompt_of, ask)
 
 
-def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
+def dry_run(config: ActorCriticRunConfig, opponents: tuple[str, ...]) -> str:
     """Calls and tokens, counted in an iteration and its evaluation with rules in the models' place."""
     own = {"policy": scripts.random_policy, "candidates": scripts.random_policy, "value": scripts.random_value}
     given, plan = config.models, CallPlan(scripts.scripts(config.words) | own)

@@ -41,7 +41,7 @@ from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, endpoints, models, players
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.nlrl import language_td as language_td_run
-from nlrl_jax.run.nlrl.language_td import Sides, Trainer
+from nlrl_jax.run.nlrl.language_td import LanguageTDTrainer, Sides
 from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_td as language_td_report
@@ -52,7 +52,7 @@ AUTHORS = 0.2  # their threshold
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class LanguageTDRunConfig:
     """Everything that determines what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
 
     models: Models = part(Models())
@@ -111,14 +111,14 @@ PRESETS = {
 
 
 COMMAND = app.Command(
-    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, then stop", several=True,
+    SCRIPT, LanguageTDRunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, then stop", several=True,
     may_change=("iterations", "learning_rate", "micro_batch", "remat", "mesh"),
 )  # fmt: skip
 
 
 def trainer_of(
-    config: RunConfig, run_dir: pathlib.Path, usage: Usage, large: LanguageModel, data: pathlib.Path
-) -> Trainer:
+    config: LanguageTDRunConfig, run_dir: pathlib.Path, usage: Usage, large: LanguageModel, data: pathlib.Path
+) -> LanguageTDTrainer:
     """The run with its models and its data, which may take minutes.
 
     Args:
@@ -129,7 +129,7 @@ def trainer_of(
     found = language_td_data.load_or_make(game, config.data, config.seed, data)
     chats = [roles.value(s.view) for s in found.train[: config.format_examples]]
     replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
-    return Trainer(
+    return LanguageTDTrainer(
         game=game, roles=roles, data=found, base=base, train=config.sft.train, large=large,
         first_value=config.first_value(large), learn=learner(dataclasses.replace(config.sft, seed=config.seed)),
         learning=config.learning, restart=config.restart, seed=config.seed, thresholds=config.thresholds,
@@ -138,7 +138,7 @@ def trainer_of(
     )  # fmt: skip
 
 
-def controls(trainer: Trainer, config: RunConfig) -> dict[str, Sides]:
+def controls(trainer: LanguageTDTrainer, config: LanguageTDRunConfig) -> dict[str, Sides]:
     """What does not learn, on the same positions. The target is a local large model's if the run has one, else by rule:
     an endpoint is never asked."""
     value, large = trainer.first_value, trainer.large
@@ -155,7 +155,7 @@ def _grid(board: str) -> str:
     return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
 
 
-def parts_of(config: RunConfig, run_dir: pathlib.Path, usage: Usage) -> tuple[Trainer, Callable, Callable]:
+def parts_of(config: LanguageTDRunConfig, run_dir: pathlib.Path, usage: Usage) -> tuple[LanguageTDTrainer, Callable, Callable]:
     """The first arguments of `run.nlrl.language_td.train`: the run, what does not learn beside it, and its page."""
 
     def large(name: str) -> LanguageModel:
@@ -177,7 +177,7 @@ def parts_of(config: RunConfig, run_dir: pathlib.Path, usage: Usage) -> tuple[Tr
     return trainer, beside, show
 
 
-def validate(config: RunConfig, ask: bool) -> None:
+def validate(config: LanguageTDRunConfig, ask: bool) -> None:
     """Refuses models that cannot do what the config asks, before anything is made; see `Models.validate`."""
     game = board_game()
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]  # has all pawns: the longest
@@ -187,7 +187,7 @@ def validate(config: RunConfig, ask: bool) -> None:
     config.models.validate([example], config.sft.max_length, *tokens, prompt_of, ask)
 
 
-def dry_run(config: RunConfig) -> str:
+def dry_run(config: LanguageTDRunConfig) -> str:
     """Calls and tokens, counted in two iterations on a sample of positions with rules in the models' place."""
     data, seed, iterations = config.data, config.seed, config.iterations
     times = max(1, min(data.states, data.test_states) // 8)

@@ -12,7 +12,7 @@ from nlrl_jax.envs.tic_tac_toe import rules
 from nlrl_jax.launch.train_dqn import DQNRunConfig
 from nlrl_jax.launch.train_ms_grpo import TrainConfig
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run.ultra.config import RunConfig as RefinementConfig
+from nlrl_jax.run.ultra.config import RefinementConfig
 from nlrl_jax.text.host import of_text_game
 
 

@@ -20,7 +20,7 @@ from nlrl_jax.lm.transformer import Transformer
 
 
 @flax.struct.dataclass
-class State:
+class AdapterState:
     """params: frozen. lora: what learns."""
 
     params: Any
@@ -37,14 +37,14 @@ def optimizer(learning_rate: float | optax.Schedule) -> optax.GradientTransforma
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate, weight_decay=0.0))
 
 
-def start(model: Transformer, params: Any, optimizer: optax.GradientTransformation, seed: int) -> State:
+def start(model: Transformer, params: Any, optimizer: optax.GradientTransformation, seed: int) -> AdapterState:
     """The state before the first step, on the model's mesh or the first device: an adapter that changes nothing yet."""
     lora = placement.fresh_lora(model, jax.random.fold_in(jax.random.key(check_seed(seed)), 0))
     if model.mesh is None:
-        state = State(params, lora, optimizer.init(lora), jnp.zeros((), jnp.int32))
+        state = AdapterState(params, lora, optimizer.init(lora), jnp.zeros((), jnp.int32))
         return jax.device_put(state, jax.local_devices()[0])
     iteration = jnp.zeros((), jnp.int32, device=NamedSharding(model.mesh, PartitionSpec()))
-    return State(params, lora, placement.start(optimizer, lora, model.mesh), iteration)
+    return AdapterState(params, lora, placement.start(optimizer, lora, model.mesh), iteration)
 
 
 def make_update(

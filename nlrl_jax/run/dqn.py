@@ -122,7 +122,7 @@ def _name(learning_rate: float, discount: float, decay: float) -> str:
 def train(trainer: DQNTrainer, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
     """Trains in an opened run folder. Returns results.json's content."""
     config, columns = trainer.config, ("env_return", "eval/env_return", "epsilon", "loss")
-    plan = loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume, config.eval_every)
+    plan = loop.Schedule(config.seed, config.iterations, config.checkpoint_every, columns, resume, config.eval_every)
     drawn, picture = ("env_return", "eval/env_return", "q", "loss"), run_dir / "learning_curve.png"
 
     def draw(state) -> None:

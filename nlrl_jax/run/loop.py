@@ -28,7 +28,7 @@ from nlrl_jax.run.progress import Progress
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 
-class State(Protocol):
+class TrainingState(Protocol):
     """A training state: a frozen dataclass of arrays with a counter `iteration`."""
 
     iteration: jax.Array
@@ -62,7 +62,7 @@ def seed_dirs(run_dir: pathlib.Path, seeds: Sequence[int]) -> list[pathlib.Path]
     return [run_dir / f"seed_{seed}" for seed in seeds]
 
 
-class Plan(NamedTuple):
+class Schedule(NamedTuple):
     """How a loop runs.
 
     Attributes:
@@ -90,7 +90,7 @@ def train(
     run_dir: pathlib.Path,
     update: Callable[[Any, jax.Array], tuple[Any, dict[str, jax.Array]]],
     state: Any,
-    plan: Plan,
+    plan: Schedule,
     evaluate: Callable[[int, Any], dict[str, Any]] | None = None,
     finish: Callable[[Any], None] | None = None,
 ) -> Any:
@@ -179,7 +179,7 @@ def learn(
     script: str,
     update: Callable[[Any, jax.Array], tuple[Any, dict[str, Any]]],
     state: Any,
-    plan: Plan,
+    plan: Schedule,
     evaluate: Callable[[Any], dict[str, float]],
     finish: Callable[[Any], Any] | None = None,
     **facts: Any,
@@ -223,7 +223,7 @@ def learn(
     return results.read(run_dir)
 
 
-def _done(state: State) -> int:
+def _done(state: TrainingState) -> int:
     """How many iterations a state has done, or a stack of states that learn together."""
     return int(np.ravel(state.iteration)[0])
 
@@ -272,7 +272,7 @@ def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Che
     return f"iteration {iteration} is not finite ({bad or 'in its gradients'}). Stopped; {place}. {advice}"
 
 
-def _advice(plan: Plan, bad_turn: int) -> str:
+def _advice(plan: Schedule, bad_turn: int) -> str:
     """What to do where an update was not finite."""
     if bad_turn:
         paid = f"{plan.game or 'The game'} paid a reward in turn {bad_turn} that is not finite, or beyond {MOST:g}"

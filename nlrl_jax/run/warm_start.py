@@ -26,7 +26,9 @@ from nlrl_jax.weights.load import LoadedModel
 
 DONE = "warm_start.json"  # written last, beside the weights
 CHECKED = 16  # replies read afterwards
-Update = Callable[[adapter_training.State, jax.Array], tuple[adapter_training.State, dict[str, jax.Array]]]
+Update = Callable[
+    [adapter_training.AdapterState, jax.Array], tuple[adapter_training.AdapterState, dict[str, jax.Array]]
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +107,12 @@ def learn_format(
     if resume:
         state = loop.restore(run_dir, state)
 
-    def save(state: adapter_training.State) -> None:
+    def save(state: adapter_training.AdapterState) -> None:
         huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
         if processes.first():
             note(model)
 
-    plan = loop.Plan(config.seed, config.iterations, config.checkpoint_every, ("loss", "perplexity"), resume)
+    plan = loop.Schedule(config.seed, config.iterations, config.checkpoint_every, ("loss", "perplexity"), resume)
     state = loop.train(run_dir, update, state, plan, finish=save)
     print(readable(replies({"params": state.params, "lora": state.lora})), flush=True)
     if processes.first():

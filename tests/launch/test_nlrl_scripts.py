@@ -180,7 +180,7 @@ def test_dry_runs_count_and_need_no_model(capsys, no_models):
 
 def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
     learned = lambda n: {"w": jnp.full((2,), float(n))}
-    state = lambda iteration: actor_critic_run.Learned(
+    state = lambda iteration: actor_critic_run.LearnedModels(
         learned(3), learned(9), jnp.int32(iteration), (learned(2), learned(7))
     )
     for iteration, want in ((0, 3.0), (1, 3.0), (2, 2.5), (3, 4.0), (8, 4.0)):
@@ -188,7 +188,9 @@ def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
 
 
 def test_a_model_that_is_called_by_its_path_stays_in_the_runs_folder():
-    config = make(train_language_actor_critic.RunConfig, prompted="endpoint,/a/b", endpoint_model="/models/Llama")
+    config = make(
+        train_language_actor_critic.ActorCriticRunConfig, prompted="endpoint,/a/b", endpoint_model="/models/Llama"
+    )
     assert config.models.labels == {"Llama as prompted": "endpoint", "b as prompted": "/a/b"}
 
 

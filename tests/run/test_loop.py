@@ -49,7 +49,7 @@ def update(state, key):
 
 def train(run_dir, step=None, iterations=STEPS, seed=0, state=None, resume=True, **options):
     state = loop.restore(run_dir, state or initial())
-    plan = loop.Plan(seed, iterations, checkpoint_every=5, columns=("mean",), resume=resume)
+    plan = loop.Schedule(seed, iterations, checkpoint_every=5, columns=("mean",), resume=resume)
     return loop.train(run_dir, step or jax.jit(update), state, plan, **options)
 
 
@@ -309,7 +309,7 @@ def test_evaluations_stand_beside_the_metrics(tmp_path):
 
 
 def test_a_learner_is_evaluated_before_every_few_iterations_and_at_the_end(tmp_path):
-    plan, shown = loop.Plan(0, 5, checkpoint_every=5, eval_every=2), []
+    plan, shown = loop.Schedule(0, 5, checkpoint_every=5, eval_every=2), []
     evaluate = lambda state: {"n": float(state.iteration)}
     finish = lambda state: shown.append(loop.results.read(tmp_path)["after"] == {"n": float(state.iteration)})
     stored = loop.learn(tmp_path, "x", jax.jit(update), initial(), plan, evaluate, finish, seeds=[3])

@@ -90,7 +90,7 @@ def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
 
 @pytest.mark.parametrize("aggregator", ["endpoint", "scripted"])
 def test_a_large_model_that_evaluates_first_gets_the_papers_prompt_and_reply_length(aggregator):
-    first = make(train_language_td.RunConfig, aggregator=aggregator).first_value(ScriptedModel({}))
+    first = make(train_language_td.LanguageTDRunConfig, aggregator=aggregator).first_value(ScriptedModel({}))
     roles = breakthrough_prompts.roles("paper" if aggregator == "endpoint" else "compact")
     view = View("2bb\n1ww\n ab", "black", ())
     assert first.prompt(view).messages == roles.value(view).messages
@@ -100,7 +100,7 @@ def test_a_large_model_that_evaluates_first_gets_the_papers_prompt_and_reply_len
 def test_language_td_keeps_its_model_where_an_iteration_teaches_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(language_td_data, "load_or_make", lambda *_: types.SimpleNamespace(train=[]))
     rules = ScriptedModel(train_language_td.scripts.SCRIPTS)
-    trainer = train_language_td.trainer_of(train_language_td.RunConfig(), tmp_path, Usage(), rules, tmp_path)
+    trainer = train_language_td.trainer_of(train_language_td.LanguageTDRunConfig(), tmp_path, Usage(), rules, tmp_path)
     state = trainer.init()
     state = state.replace(value=jax.tree.map(lambda leaf: leaf + 1, state.value))
     after, metrics = trainer.update(state, jax.random.key(0))

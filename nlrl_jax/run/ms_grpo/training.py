@@ -102,7 +102,9 @@ class Training:
         state = loop.restore(run_dir, self.state) if resume else self.state
         rate = "--learning_rate" if self.seeds is None else ""  # studies compare what has learned at one rate
         columns, seed = ("return", self.shows, "kl", "reply_tokens"), config.seed if self.seeds is None else self.seeds
-        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume, game=self.name, rate=rate)
+        plan = loop.Schedule(
+            seed, config.iterations, config.checkpoint_every, columns, resume, game=self.name, rate=rate
+        )
         return loop.train(run_dir, self.update, state, plan, evaluate, finish)
 
     def run(self, run_dir: pathlib.Path, resume: bool) -> None:

@@ -23,7 +23,7 @@ from nlrl_jax.types import LanguageModel, Learn, Pairs, Sampling
 
 
 @flax.struct.dataclass
-class Learned:
+class LearnedModels:
     """The two models' trained collections, which a checkpoint holds.
 
     recent: policies of the previous iterations, the latest first; as many as the judged mean needs.
@@ -44,8 +44,8 @@ class Learned:
 
 
 @dataclasses.dataclass(eq=False)
-class Trainer:
-    """The actor-critic against one opponent, with its models; its state is a `Learned`.
+class ActorCriticTrainer:
+    """The actor-critic against one opponent, with its models; its state is a `LearnedModels`.
 
     Attributes:
       opponent: the name shown on the page.
@@ -73,7 +73,7 @@ class Trainer:
     def __post_init__(self):
         self.viewer = Viewer(self.setup.game)
 
-    def init(self) -> Learned:
+    def init(self) -> LearnedModels:
         """The base model as policy and as value model, each after learning its reply format."""
 
         def learned(pairs):
@@ -82,9 +82,9 @@ class Trainer:
 
         policy = learned(self.format_policy)
         value = learned(self.format_value)
-        return Learned(policy, value, jnp.zeros((), jnp.int32), (policy,) * (self.average - 1))
+        return LearnedModels(policy, value, jnp.zeros((), jnp.int32), (policy,) * (self.average - 1))
 
-    def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> ActorCriticState:
+    def models(self, state: LearnedModels, buffer: tuple[Pairs, ...] = ()) -> ActorCriticState:
         """The state in algorithm 3's terms."""
 
         def with_learned(learned: Any) -> LanguageModel:
@@ -92,7 +92,7 @@ class Trainer:
 
         return ActorCriticState(with_learned(state.policy), with_learned(state.value), buffer, int(state.iteration))
 
-    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
+    def update(self, state: LearnedModels, key: jax.Array) -> tuple[LearnedModels, dict[str, float]]:
         """One iteration; its value data and its exchanges for the report go to the run's folder."""
         i = int(state.iteration)
         earlier = range(max(0, i - self.setup.config.buffer + 1), i)
@@ -104,20 +104,20 @@ class Trainer:
         exchanges.write(self.run_dir, i, report.exchanges(log, heading, self.draw))
         policy, value = (model.facts.local.variables[self.train] for model in (after.policy, after.value))
         recent = (state.policy, *state.recent)[: self.average - 1]
-        return Learned(policy, value, jnp.asarray(i + 1, jnp.int32), recent), log.metrics
+        return LearnedModels(policy, value, jnp.asarray(i + 1, jnp.int32), recent), log.metrics
 
     def values_file(self, iteration: int) -> pathlib.Path:
         return self.run_dir / "values" / f"{iteration:05d}.jsonl"
 
-    def evaluate(self, state: Learned) -> dict[str, float]:
+    def evaluate(self, state: LearnedModels) -> dict[str, float]:
         """Greedy play, as in the paper, of the mean of the last policies: "win", "tie", "loss", "random_moves"."""
         greedy = Sampling(self.setup.config.rollout.max_tokens, 0.0)
         judged = self.models(state.replace(policy=state.judged()))
         return nlac.evaluate(judged, self.setup, self.viewer, self.eval_games, greedy, self.seed + 1)[0]
 
 
-def train(trainer: Trainer, script: str, iterations: int, resume: bool) -> dict[str, Any]:
-    """Trains in the trainer's folder. Returns results.json's content: see `Trainer.evaluate`."""
+def train(trainer: ActorCriticTrainer, script: str, iterations: int, resume: bool) -> dict[str, Any]:
+    """Trains in the trainer's folder. Returns results.json's content: see `ActorCriticTrainer.evaluate`."""
     columns = ("eval/win", "rollout/win", "random_moves", "value/contradicts", "value_sft/loss", "policy_sft/loss")
-    plan = loop.Plan(trainer.seed, iterations, 1, columns, resume)
+    plan = loop.Schedule(trainer.seed, iterations, 1, columns, resume)
     return loop.learn(trainer.run_dir, script, trainer.update, trainer.init(), plan, trainer.evaluate)

@@ -54,5 +54,5 @@ def train(
         return {name: float(shares[f"{name}_rate"]) for name in ("win", "tie", "loss")}
 
     update = jax.jit(language_ppo.make_update(policy, game, learning), donate_argnums=0)
-    plan = loop.Plan(seed, iterations, 1, ("eval/win", "win_rate"), resume)
+    plan = loop.Schedule(seed, iterations, 1, ("eval/win", "win_rate"), resume)
     return loop.learn(run_dir, SCRIPT, update, state, plan, evaluate)

@@ -28,7 +28,7 @@ Sides = Sequence[str | None]
 
 
 @flax.struct.dataclass
-class Learned:
+class LearnedValue:
     """What a checkpoint holds: the value model's trained collection."""
 
     value: Any
@@ -39,8 +39,8 @@ class Learned:
 
 
 @dataclasses.dataclass(eq=False)
-class Trainer:
-    """A run with its models and data; its state is a `Learned`.
+class LanguageTDTrainer:
+    """A run with its models and data; its state is a `LearnedValue`.
 
     Attributes:
       base: the value model before it learned anything. train: the collection of it that learns.
@@ -68,16 +68,16 @@ class Trainer:
     usage: Usage
     draw: Callable[[str], str]
 
-    def init(self) -> Learned:
+    def init(self) -> LearnedValue:
         """The base model, after it learned the reply format."""
         self.start = self.learn(self.base, self.format_pairs)[0] if self.format_pairs else self.base
-        return Learned(local_models.on_device(self.start.variables[self.train]), jnp.zeros((), jnp.int32))
+        return LearnedValue(local_models.on_device(self.start.variables[self.train]), jnp.zeros((), jnp.int32))
 
-    def model(self, state: Learned) -> LanguageModel:
+    def model(self, state: LearnedValue) -> LanguageModel:
         """The value model of a state, its calls counted."""
         return metered(self.base.with_variables({**self.base.variables, self.train: state.value}), self.usage)
 
-    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
+    def update(self, state: LearnedValue, key: jax.Array) -> tuple[LearnedValue, dict[str, float]]:
         i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
         learn = self.learn_anew if self.restart else self.learn
         first_value = self.first_value if i == 0 else None
@@ -85,14 +85,14 @@ class Trainer:
             self.data.train, self.roles, self.model(state), self.large, learn, self.learning, seed, first_value
         )
         exchanges.write(self.run_dir, i, report.learned(targets, i, self.draw))
-        return Learned(value.facts.local.variables[self.train], jnp.asarray(i + 1, jnp.int32)), metrics
+        return LearnedValue(value.facts.local.variables[self.train], jnp.asarray(i + 1, jnp.int32)), metrics
 
     def learn_anew(self, model, pairs):
         """The starting model after SFT; `model` if no example fits."""
         learned, metrics = self.learn(metered(self.start, self.usage), pairs)
         return (learned if metrics["examples"] else model), metrics
 
-    def judge(self, state: Learned) -> tuple[Sides, list[str]]:
+    def judge(self, state: LearnedValue) -> tuple[Sides, list[str]]:
         """Who is ahead in each test position, and the words that say so."""
         return self.judged_by(self.model(state), self.roles, self.learning.values)
 
@@ -110,13 +110,13 @@ class Trainer:
             rows |= {f"{name}{suffix}": value for name, value in judged._asdict().items()}
         return rows
 
-    def evaluate(self, state: Learned) -> dict[str, float]:
+    def evaluate(self, state: LearnedValue) -> dict[str, float]:
         assessed = self.assess(self.judge(state)[0])
         return {f"eval/{name}": value for name, value in assessed.items() if name.startswith(("accuracy", "answered"))}
 
 
 def train(
-    trainer: Trainer,
+    trainer: LanguageTDTrainer,
     beside: Callable[[], dict[str, dict[str, float]]],
     show: Callable[[dict[str, Any], list[exchanges.Exchange]], Any],
     script: str,
@@ -136,7 +136,7 @@ def train(
     if resume:
         state = loop.restore(run_dir, state)
 
-    def finish(state: Learned) -> None:
+    def finish(state: LearnedValue) -> None:
         sides, words_after = trainer.judge(state)
         after, done = trainer.assess(sides), int(state.iteration)
         results.write(run_dir, script=script, before=before, after=after, beside=beside(), iterations=done)
@@ -146,6 +146,6 @@ def train(
         samples = report.judged(judged, trainer.game.players, trainer.draw, learning=done > 0)
         show(results.read(run_dir), samples + learned_from)
 
-    plan = loop.Plan(trainer.seed, iterations, 1, COLUMNS, resume)
+    plan = loop.Schedule(trainer.seed, iterations, 1, COLUMNS, resume)
     loop.train(run_dir, trainer.update, state, plan, lambda done, state: trainer.evaluate(state), finish)
     return results.read(run_dir)

@@ -13,7 +13,7 @@ from nlrl_jax.run import endpoints
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RefinementConfig:
     """Everything that determines what a run computes. The defaults are those of Pong at scale quick."""
 
     game: str = option("pong", "pong, hopper, walker2d, ant, or your own as my_module:control_game")
@@ -46,12 +46,12 @@ class RunConfig:
         check(self)
 
 
-def folder_of(run_dir: pathlib.Path, config: RunConfig, number: int) -> pathlib.Path:
+def folder_of(run_dir: pathlib.Path, config: RefinementConfig, number: int) -> pathlib.Path:
     """The folder of one base agent: the run's own folder if there is only one."""
     return run_dir / f"base_{number}" if config.bases > 1 else run_dir
 
 
-def seeds_of(config: RunConfig, number: int) -> list[int]:
+def seeds_of(config: RefinementConfig, number: int) -> list[int]:
     """The seeds of refinement of one base agent."""
     return [config.seed + number * config.seeds + n for n in range(config.seeds)]
 

@@ -29,7 +29,7 @@ from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.run import local_models, loop, models, results
 from nlrl_jax.run.directory import part_of
 from nlrl_jax.run.ultra.base_agents import base_of
-from nlrl_jax.run.ultra.config import RunConfig, count, folder_of, seeds_of
+from nlrl_jax.run.ultra.config import RefinementConfig, count, folder_of, seeds_of
 from nlrl_jax.types import ControlGame, LanguageModel
 from nlrl_jax.updates import keep_finite
 from nlrl_jax.weights.checkpoint import Checkpoints
@@ -50,7 +50,7 @@ class Run:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: RefinementConfig,
         game: ControlGame,
         base_ppo: PPOConfig,
         run_dir: pathlib.Path,
@@ -104,7 +104,7 @@ class Run:
             return state
         print(f"base agent: {count(config.base_iterations, 'update')} of PPO", flush=True)
         columns = ("env_return", "env_steps", "entropy", "value_loss")
-        plan = loop.Plan(self.seed, config.base_iterations, config.checkpoint_every, columns, self.resume, rate="")
+        plan = loop.Schedule(self.seed, config.base_iterations, config.checkpoint_every, columns, self.resume, rate="")
         return loop.train(folder, update, state, plan)
 
     def _copied(self, folder: pathlib.Path, fresh: PPOState) -> PPOState:
@@ -248,7 +248,7 @@ class Run:
                 scores = self.scores(states, config.curve_episodes) if due else {}
                 return {f"eval/{kind}": score for kind, score in scores.items()}
 
-            plan = loop.Plan(self.seeds, config.iterations, config.checkpoint_every, columns, self.resume, rate="")
+            plan = loop.Schedule(self.seeds, config.iterations, config.checkpoint_every, columns, self.resume, rate="")
             states = loop.train(folder, update, states, plan, evaluate)
         if not (self.resume and self.is_scored(name)):
             after = self.scores(states, config.eval_episodes)
