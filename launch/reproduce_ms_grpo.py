@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -121,6 +120,15 @@ COMMAND = app.Command(
 )  # fmt: skip
 
 
+class Settings(NamedTuple):
+    """What the page says of the runs: the model, the evaluation, the DQN's length, and all options by "game.name"."""
+
+    model: str
+    eval_episodes: int
+    dqn_iterations: int
+    options: dict[str, Any]
+
+
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     """The paper's Table 1: the mean over seeds, their deviation (the paper's brackets), the best run."""
     rows = []
@@ -193,21 +201,6 @@ def game_of(name: str, prompt: str) -> TextGame:
     return envs.make(name, prompt, **maps)
 
 
-def agents_of(
-    config: AgentConfig,
-    name: str,
-    seeds: Sequence[int],
-    vectorize: bool,
-    apart: bool,
-    variants: Sequence[str] = tuple(VARIANTS),
-) -> Agents:
-    """Agents that learn one game and are evaluated on variants. `seeds`, `vectorize`, `apart`: see `Agents`."""
-    prompt = players.prompt_for(config.model, config.prompt)
-    game, games = game_of(name, prompt), {variant: envs.make(variant, prompt) for variant in variants}
-    policy, params = load_policy(config, game)
-    return Agents(config, name, game, policy, params, games, EVAL_SEED, list(seeds), vectorize, apart)
-
-
 def teach_format(agent: AgentConfig, name: str, run_dir: pathlib.Path, resume: bool) -> pathlib.Path:
     """Teaches the agent's model the reply format of a game; see `run.warm_start`. Returns the folder of the model."""
     from nlrl_jax.envs.walkers import demonstrate, reply_template  # Gymnax looks for devices as it is imported
@@ -228,47 +221,31 @@ def teach_format(agent: AgentConfig, name: str, run_dir: pathlib.Path, resume: b
     return warm_start.learn_format(run_dir, resume, config, loaded, policy.model, update, replies)
 
 
-def reproduce(
-    configs: dict[str, AgentConfig],
-    dqn_config: DQNTrainingConfig,
-    seeds: int,
-    vectorize: bool,
-    teach_format: bool,
-    run_dir: pathlib.Path,
-    resume: bool,
-    apart: bool = False,
+def write_matrix(
+    run_dir: pathlib.Path, results: dict[str, dict[str, Any]], dqn: dict[str, float], seeds: int, settings: Settings
 ) -> list[str]:
-    """Trains and evaluates everything in `run_dir` and writes table, figures and report. Returns what to print."""
-    results = {}
-    for game, train_config in configs.items():
-        if teach_format:
-            print(f"the reply format, from demonstrations on {VARIANTS[game]}", flush=True)
-            model = teach_format(train_config, game, run_dir / game / "format", resume)
-            train_config = dataclasses.replace(train_config, model=str(model))
-        print(f"MS-GRPO on {VARIANTS[game]}, {seeds} seed{'s' * (seeds > 1)}", flush=True)
-        stored = finished(run_dir / game) if resume else None
-        stack = range(train_config.seed, train_config.seed + seeds), vectorize, apart
-        results[game] = stored or train_agents(agents_of(train_config, game, *stack), run_dir / game, resume)
-    print("DQN on Snake-Standard", flush=True)
-    dqn = train_dqn(DQNTrainer(dqn_config, envs.make("snake", "compact")), run_dir / "dqn", resume)["after"]
+    """Writes table, figures and report of agents that have learned. Returns what to print.
 
+    Args:
+      results: of `train_agents`, by game. dqn: the evaluation of the DQN on Snake.
+    """
     rows = table_1(results)
     explained = header("seeds of training from one model", seeds)
     text = f"{explained}\n\n{markdown(rows)}"
     write_atomically(run_dir / "table_1.md", text)
     about = (
-        f"Environment reward, with -0.5 for each invalid action, in {configs['snake'].eval_episodes} greedy episodes "
-        f"from the same initial states. {explained} DQN on Snake-Standard after {dqn_config.iterations} iterations: "
+        f"Environment reward, with -0.5 for each invalid action, in {settings.eval_episodes} greedy episodes "
+        f"from the same initial states. {explained} DQN on Snake-Standard after {settings.dqn_iterations} iterations: "
         f"{dqn['env_return']:.2f} (deviation over episodes {dqn['env_return_std']:.2f})."
     )
     transcripts = [
-        [episode for g in configs for episode in results[g]["transcripts"][moment]] for moment in ("before", "after")
+        [episode for g in results for episode in results[g]["transcripts"][moment]] for moment in ("before", "after")
     ]
     report = write_report(
         run_dir,
-        title=f"MS-GRPO: {model_name(configs['snake'].model)} on every variant",
+        title=f"MS-GRPO: {model_name(settings.model)} on every variant",
         question="Does training on one game make a language model play it better, and what does it do to the others?",
-        config={f"{game}.{k}": v for game, c in configs.items() for k, v in flat(c).items()},
+        config=settings.options,
         blocks=[
             Table("Results", rows, about),
             Picture(
@@ -279,7 +256,7 @@ def reproduce(
             EpisodePairs(*transcripts),
         ],
     )
-    changes = [f"{g} {results[g]['before'][g]:.3f} -> {np.mean(results[g]['after'][g]):.3f}" for g in configs]
+    changes = [f"{g} {results[g]['before'][g]:.3f} -> {np.mean(results[g]['after'][g]):.3f}" for g in results]
     return [
         f"\n{text}",
         f"DQN on Snake-Standard: {dqn['env_return']:.3f}",
@@ -349,9 +326,27 @@ def main(argv: list[str]) -> None:
         return
     leave_out("without --dry_run", "device_tflops", "target")
     run_dir, resume = COMMAND.open(config)
-    teach = SCALES[config.scale].warm_start
-    lines = reproduce(configs, dqn_config, seeds, vectorize, teach, run_dir, resume, config.apart)
-    print("\n".join(lines))
+    results = {}
+    for name, agent in configs.items():
+        folder = run_dir / name
+        if SCALES[config.scale].warm_start:
+            print(f"the reply format, from demonstrations on {VARIANTS[name]}", flush=True)
+            agent = dataclasses.replace(agent, model=str(teach_format(agent, name, folder / "format", resume)))
+        print(f"MS-GRPO on {VARIANTS[name]}, {seeds} seed{'s' * (seeds > 1)}", flush=True)
+        results[name] = finished(folder) if resume else None
+        if not results[name]:
+            prompt = players.prompt_for(agent.model, agent.prompt)
+            game, games = game_of(name, prompt), {variant: envs.make(variant, prompt) for variant in VARIANTS}
+            policy = load_policy(agent, game)
+            stack = [agent.seed + n for n in range(seeds)], vectorize, config.apart
+            agents = Agents(agent, name, game, *policy, games, EVAL_SEED, *stack)
+            results[name] = train_agents(agents, folder, resume)
+    print("DQN on Snake-Standard", flush=True)
+    dqn = train_dqn(DQNTrainer(dqn_config, envs.make("snake", "compact")), run_dir / "dqn", resume)["after"]
+    options = {f"{name}.{option}": value for name, agent in configs.items() for option, value in flat(agent).items()}
+    agent = configs["snake"]
+    settings = Settings(agent.model, agent.eval_episodes, dqn_config.iterations, options)
+    print("\n".join(write_matrix(run_dir, results, dqn, seeds, settings)))
 
 
 def define_flags() -> None:

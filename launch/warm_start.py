@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, option, part
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.roles.dialogues import History
 from nlrl_jax.roles.lines import pairs
 from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
 from nlrl_jax.run import app, players, warm_start
@@ -40,7 +42,7 @@ from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.ms_grpo.transcripts import limited
 from nlrl_jax.run.ms_grpo.walked import EPISODES, walk
 from nlrl_jax.run.warm_start import CHECKED
-from nlrl_jax.types import HostGame, Sampling
+from nlrl_jax.types import HostGame, Sampling, TextGame
 from nlrl_jax.weights.load import LoadedModel
 
 
@@ -85,22 +87,15 @@ def check_walkers(game: str, skilled_share: float, habit: bool) -> None:
 
 
 def load(config: WarmStartConfig) -> LoadedModel:
+    """The model before it learns. Errors: see `players.load`."""
     mesh = players.parse_mesh(config.mesh)
     return players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
 
 
-def on_the_device(config: WarmStartConfig, prompt: str) -> tuple[Any, ...]:
-    """What `warm_start.learn_format` needs after its config, in a text game: demonstrations are new in every step.
-
-    Raises:
-      ValueError: see `check_walkers`, `envs.make`, `players.load`, `players.make_policy`.
-    """
+def on_the_device(config: WarmStartConfig, game: TextGame, prompt: str, loaded: LoadedModel) -> tuple[Any, ...]:
+    """What `warm_start.learn_format` needs after its config, in a text game: demonstrations are new in every step."""
     from nlrl_jax.envs.walkers import demonstrate, reply_template
 
-    maps = {"maps": "train"} if config.game in envs.WITH_MAPS else {}
-    game = envs.make(config.game, prompt, **maps)
-    check_walkers(game.name, config.skilled_share, config.habit)
-    loaded = load(config)
     sampling = Sampling(config.max_tokens, temperature=1.0)
     policy = players.make_policy(game, loaded, sampling, prompt, players.parse_mesh(config.mesh))
 
@@ -116,11 +111,11 @@ def on_the_device(config: WarmStartConfig, prompt: str) -> tuple[Any, ...]:
     return loaded, policy.model, update, replies
 
 
-def on_the_host(config: WarmStartConfig, game: HostGame) -> tuple[Any, ...]:
-    """The same in a game that the host plays: passes over the actions in transcripts of walkers."""
-    number = max(config.batch, min(EPISODES, config.iterations * config.batch))
-    episodes = walk(game, number, config.skilled_share, config.seed)
-    loaded, prompts = load(config), PromptConfig(prompt=config.prompt)
+def on_the_host(
+    config: WarmStartConfig, game: HostGame, episodes: Sequence[History], loaded: LoadedModel
+) -> tuple[Any, ...]:
+    """The same in a game that the host plays: passes over the actions in the episodes of walkers."""
+    prompts = PromptConfig(prompt=config.prompt)
     network = Transformer(loaded.config, mesh=players.parse_mesh(config.mesh))
     tokenizer, room = loaded.tokenizer, loaded.config.max_positions
     dialogue = dialogue_of(METHODS["react"], game, prompts, config.model, tokenizer, room)
@@ -146,9 +141,16 @@ def main(argv: list[str]) -> None:
     if envs.context_of(config.game) == "transcript":
         if config.habit:
             raise ValueError(f"--habit does nothing for {config.game}; leave it out")
-        parts = on_the_host(config, envs.make_host(config.game))
+        game = envs.make_host(config.game)
+        number = max(config.batch, min(EPISODES, config.iterations * config.batch))
+        episodes = walk(game, number, config.skilled_share, config.seed)
+        parts = on_the_host(config, game, episodes, load(config))
     else:
-        parts = on_the_device(config, players.prompt_for(config.model, config.prompt))
+        prompt = players.prompt_for(config.model, config.prompt)
+        maps = {"maps": "train"} if config.game in envs.WITH_MAPS else {}
+        game = envs.make(config.game, prompt, **maps)
+        check_walkers(game.name, config.skilled_share, config.habit)
+        parts = on_the_device(config, game, prompt, load(config))
     run_dir, resume = COMMAND.open(config)
     model = run_dir / "model"
     if not (resume and warm_start.is_finished(run_dir)):

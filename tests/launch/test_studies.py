@@ -2,12 +2,12 @@
 
 import pytest
 
+from nlrl_jax import envs
 from nlrl_jax.config import make
 from nlrl_jax.launch import reproduce_ms_grpo
 from nlrl_jax.run import report, results, sizing
-from nlrl_jax.run.dqn import DQNTrainingConfig
 from nlrl_jax.run.metrics import read_metrics, read_rows
-from nlrl_jax.run.ms_grpo.agents import train_agents
+from nlrl_jax.run.ms_grpo.agents import Agents, load_policy, train_agents
 from nlrl_jax.run.ms_grpo.config import DEMO, AgentConfig
 from tests.launch import scripts
 
@@ -41,7 +41,9 @@ def test_agents_of_several_seeds(tmp_path, apart):
     config = make(AgentConfig, **{**DEMO, **TINY, "iterations": 1, "seed": 3})
 
     def train(folder, apart):
-        agents = reproduce_ms_grpo.agents_of(config, "frozen_lake", (3, 4), False, apart, ("frozen_lake",))
+        game = envs.make("frozen_lake", "compact", maps="train")
+        games = {"frozen_lake": envs.make("frozen_lake", "compact")}
+        agents = Agents(config, "frozen_lake", game, *load_policy(config, game), games, 1, (3, 4), apart=apart)
         return train_agents(agents, folder, False)
 
     result = train(tmp_path / "both", apart)
@@ -67,27 +69,18 @@ def test_a_sweep_of_the_dqn_ends_with_a_return_for_every_setting(tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
-    setting = {**DEMO, **TINY, "iterations": 2}
-    configs = {game: make(AgentConfig, **setting) for game in reproduce_ms_grpo.TRAINED_ON}
-    dqn = make(
-        DQNTrainingConfig,
-        iterations=2,
-        num_envs=4,
-        buffer_size=40,
-        learning_starts=8,
-        batch_size=4,
-        steps_per_iteration=4,
-    )
-    first = reproduce_ms_grpo.reproduce(configs, dqn, 2, False, False, tmp_path, False)
+def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path, capsys):
+    lengths = "--seeds=2", "--iterations=2", "--dqn_iterations=2"
+    scripts.run("reproduce_ms_grpo", "--scale=nano", *lengths, f"--run_dir={tmp_path}")
     assert (tmp_path / "table_1.md").read_text().count("\n") == 12
     for name in ("figure_1.png", "figure_2.png", "report.html", "dqn/results.json", "snake/seed_1/metrics.jsonl"):
         assert (tmp_path / name).stat().st_size > 0, name
     metrics = read_metrics(tmp_path / "frozen_lake" / "seed_0")
-    assert {f"eval/{name}" for name in reproduce_ms_grpo.VARIANTS} <= set(metrics)
-    assert "greedy reward: snake " in first[-1]
-    # the second time everything is there already
-    assert reproduce_ms_grpo.reproduce(configs, dqn, 2, False, False, tmp_path, True) == first
+    assert "return" in metrics
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("greedy reward: snake ")
+    scripts.run("reproduce_ms_grpo", f"--run_dir={tmp_path}", "--resume")  # everything is there already
+    assert capsys.readouterr().out.splitlines()[-1] == last
 
 
 def test_the_plan_counts_tokens_and_operations():
