@@ -19,8 +19,11 @@ from collections.abc import Sequence
 def scripts() -> dict[str, str]:
     """Every script's name and the first sentence of its docstring."""
     files = sorted(path for path in pathlib.Path(__file__).parent.glob("*.py") if not path.name.startswith("_"))
-    first = lambda path: (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
-    return {path.stem: " ".join(first(path).split()) for path in files}
+    sentences = {}
+    for path in files:
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        sentences[path.stem] = " ".join(docstring.partition("\n\n")[0].split())
+    return sentences
 
 
 def _versions() -> str:

@@ -91,7 +91,12 @@ def annotate_board(annotator: Annotator, name: str, text: str, player: str) -> s
     if by_move:
         roles, side = tic_tac_toe_prompts.roles(annotator.style), 1 if view.player == game.players[0] else -1
         texts = zip(view.legal, annotator.write([roles.value(view, action) for action in view.legal]))
-        worth = lambda move: -9 if (value := roles.read_value(move[1])) is None else side * value
+
+        def worth(move: tuple[str, str]) -> float:
+            """Of a move with its evaluation, for the player; one without a number comes last."""
+            value = roles.read_value(move[1])
+            return -9 if value is None else side * value
+
         moves = sorted(texts, key=worth, reverse=True)
         return head + "\n".join(f"{action}: {printable(words)}" for action, words in moves) + f"\n\n({annotator.name})"
     roles = breakthrough_prompts.roles(annotator.style)

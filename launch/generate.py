@@ -41,8 +41,10 @@ def read_prompts(config: ModelConfig, tokenizer: Any, max_tokens: int) -> list[l
         except ValueError:
             raise ValueError(f"--prompt_ids {options.prompt_ids} is not a list of numbers such as 5,17,3") from None
     else:
-        chat = lambda text: text if options.raw else tokenizer.render_chat([{"role": "user", "content": text}])
-        prompts = [tokenizer.encode(chat(text)) for text in options.prompt]
+        texts = options.prompt
+        if not options.raw:
+            texts = [tokenizer.render_chat([{"role": "user", "content": text}]) for text in texts]
+        prompts = [tokenizer.encode(text) for text in texts]
     for prompt in prompts:
         if not prompt:
             raise ValueError("a prompt is empty; it needs at least one token")

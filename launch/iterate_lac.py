@@ -226,14 +226,20 @@ class Loop:
         method = METHODS[self.config.teacher]
         if not self.config.drawn:
             return method
-        decide = lambda *args: lac_iteration.drawn(method.decide(*args), args[-1])
+
+        def decide(*args):
+            return lac_iteration.drawn(method.decide(*args), args[-1])
+
         return dataclasses.replace(method, decide=decide)
 
     def play(self, name, method: Method, dialogue, model, game, tasks, seed) -> dict[str, Any]:
         """Episodes, from disk if they are there; see `episodes.run_method`."""
         setting = dataclasses.replace(self.setting, model=metered(model, self.usage), game=game, seed=seed)
-        run = lambda _: run_method(setting, name, method, dialogue, tasks)
-        return finished_methods(self.run_dir, [name], run)[name]
+
+        def play(name: str) -> dict[str, Any]:
+            return run_method(setting, name, method, dialogue, tasks)
+
+        return finished_methods(self.run_dir, [name], play)[name]
 
     def learn(self, k: int, episodes: list[dict[str, Any]]) -> dict[str, float]:
         """Fine-tunes the adapter of round k on the episodes of round k; that of round k + 1 is on disk afterwards."""
@@ -284,9 +290,10 @@ def iterate(loop: Loop) -> list[dict[str, float]]:
         measured = report.measured(rows)
         scores = ", ".join(f"{name} {rows[-1][f'{name}/{measured}']:.3f}" for name in played)
         print(f"after {k} rounds: {scores}; {rows[-1]['tokens_before']:,.0f} tokens spent before", flush=True)
-        numbers = lambda row, end=f"/{measured}": {name: value for name, value in row.items() if name.endswith(end)}
-        after = numbers(rows[-1]) if k == config.rounds else {}
-        results.write(run_dir, script=SCRIPT, before=numbers(rows[0]), after=after, seeds=[config.seed], rounds=rows)
+        end = f"/{measured}"
+        before = {name: value for name, value in rows[0].items() if name.endswith(end)}
+        after = {name: value for name, value in rows[-1].items() if name.endswith(end)} if k == config.rounds else {}
+        results.write(run_dir, script=SCRIPT, before=before, after=after, seeds=[config.seed], rounds=rows)
     loop.write_model()
     first_and_last = {name: (plays[0][name], plays[-1][name]) for name in parse(config.evaluate)}
     page = report.write(run_dir, flat(config), rows, first_and_last, loop.usage, loop.game.legend)

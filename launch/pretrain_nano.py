@@ -111,10 +111,16 @@ def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransf
     """One pretraining step: new games, their demonstrations as text, SFT on the replies."""
     options = flags.FLAGS
     habit = options.snake_habit if game.name == "snake" else options.habit
-    shown = lambda key: demonstrate(game, key, BATCH[game.name], options.skilled_share, habit)
-    show = demonstrations(policy, reply_template(game, "compact"), shown)
+
+    def walkers(key: jax.Array):
+        return demonstrate(game, key, BATCH[game.name], options.skilled_share, habit)
+
+    show = demonstrations(policy, reply_template(game, "compact"), walkers)
     step = make_sft_step(demonstration_loss(policy), optimizer, "params")
-    update = lambda variables, opt_state, key: step(variables, opt_state, show(key))
+
+    def update(variables, opt_state, key):
+        return step(variables, opt_state, show(key))
+
     return jax.jit(update, donate_argnums=(0, 1))
 
 

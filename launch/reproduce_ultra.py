@@ -152,7 +152,10 @@ def reproduce(runs: Sequence[Run]) -> str:
 def refine(run: Run, analyst: LanguageModel | None) -> tuple[PPOState, Trajectories, Findings, dict[str, PPOState]]:
     """All stages with one base agent: (the agent, its episodes, the findings in them, {method: its seeds' agents})."""
     names = ultra_tables.headings(run.agent.continuous)
-    text = lambda scores: ", ".join(f"{names[kind]} {ultra_tables.rounded(scores[kind].mean())}" for kind in names)
+
+    def text(scores: dict[str, Any]) -> str:
+        return ", ".join(f"{names[kind]} {ultra_tables.rounded(scores[kind].mean())}" for kind in names)
+
     base = run.base()
     start = run.start(base)
     print(f"base agent {run.number}: {run.game.score}, {text(start)}", flush=True)

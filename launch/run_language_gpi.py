@@ -127,7 +127,10 @@ def play(config: GPIRunConfig, maze_name: str, row: GPIMethod, model: LanguageMo
     line, column = REPORTED[maze_name]
     cell, board = line * maze.columns + column, mazes.board_template(maze)
     reported = starts.index(cell) if cell in starts else 0
-    draw = lambda state: board.render(mazes.fields(maze, state.positions[-1]))
+
+    def draw(state: mazes.Walk) -> str:
+        return board.render(mazes.fields(maze, state.positions[-1]))
+
     returns, turns = np.zeros(len(states)), []
     problems, calls, printed = Counter(), Counter(), time.monotonic()
     for t in range(config.max_steps):
@@ -148,7 +151,10 @@ def play(config: GPIRunConfig, maze_name: str, row: GPIMethod, model: LanguageMo
         if time.monotonic() - printed > 10:
             printed = time.monotonic()
             print(f"  {maze_name}, {row.title}: step {t + 1}, {len(live)} of {len(states)} are still open", flush=True)
-    grid = lambda values: np.reshape(values, (config.seeds, config.starts)).tolist()
+
+    def grid(values: Any) -> list[list[Any]]:
+        return np.reshape(values, (config.seeds, config.starts)).tolist()
+
     solved = [state.positions[-1] == maze.goal for state in states]
     episode = {
         "success": solved[reported],
@@ -204,7 +210,10 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
     name, server = config.model_name, config.server
     model = metered(models.large_model(name, SCRIPTS, run_dir, usage, server, templates=config.templates), usage)
     jobs = config.jobs()
-    path = lambda maze, row: run_dir / "rows" / f"{maze}_{row.name}.json"
+
+    def path(maze: str, row: Row) -> pathlib.Path:
+        return run_dir / "rows" / f"{maze}_{row.name}.json"
+
     (run_dir / "rows").mkdir(exist_ok=True)
     done = next((n for n, job in enumerate(jobs) if not path(*job).exists()), len(jobs))
     finished: Results = {maze: {} for maze, _ in jobs}
@@ -229,12 +238,18 @@ def write_results(config: GPIRunConfig, run_dir: pathlib.Path, finished: Results
     """results.json: "before" is the policy alone and "after" the largest look-ahead. Returns both as a line."""
     ends = {maze: first_and_last(list(rows)) for maze, rows in finished.items()}
     pairs = {maze: [finished[maze][name] for name in names] for maze, names in ends.items()}
-    evaluation = lambda side: {
-        f"{maze}/{metric}": np.mean(pair[side][key], axis=1)
-        for maze, pair in pairs.items()
-        for metric, key in (("return", "returns"), ("solved", "solved"), ("steps", "steps"))
-    }
-    episodes = lambda side: [pair[side]["episode"] for pair in pairs.values()]
+
+    def evaluation(side: int) -> dict[str, Any]:
+        """Means over the starts, [seeds], of the first or the last row."""
+        means = {}
+        for maze, pair in pairs.items():
+            for metric, key in (("return", "returns"), ("solved", "solved"), ("steps", "steps")):
+                means[f"{maze}/{metric}"] = np.mean(pair[side][key], axis=1)
+        return means
+
+    def episodes(side: int) -> list[dict[str, Any]]:
+        return [pair[side]["episode"] for pair in pairs.values()]
+
     results.write(
         run_dir,
         script=SCRIPT,
@@ -244,8 +259,11 @@ def write_results(config: GPIRunConfig, run_dir: pathlib.Path, finished: Results
         rows={maze: {name: summarize(result) for name, result in rows.items()} for maze, rows in finished.items()},
         transcripts={"before": episodes(0), "after": episodes(1)},
     )
-    mean = lambda result: f"{summarize(result)['return']:.2f}"
-    return "mean return " + "; ".join(f"({maze}): {mean(a)} -> {mean(b)}" for maze, (a, b) in pairs.items())
+    changes = []
+    for maze, pair in pairs.items():
+        before, after = (summarize(result)["return"] for result in pair)
+        changes.append(f"({maze}): {before:.2f} -> {after:.2f}")
+    return "mean return " + "; ".join(changes)
 
 
 def dry_run(config: GPIRunConfig) -> str:

@@ -112,8 +112,11 @@ class _JoinedFlag(flags.Flag):
 
 def listed(presets: Presets) -> str:
     """Presets as text: "quick: seeds=3, ...; paper: ..."."""
-    words = lambda values: ", ".join(f"{name}={value}" for name, value in values.items())
-    return "; ".join(f"{name}: {words(values)}" for name, values in presets.items() if name and values)
+    texts = []
+    for preset, values in presets.items():
+        if preset and values:
+            texts.append(f"{preset}: {', '.join(f'{name}={value}' for name, value in values.items())}")
+    return "; ".join(texts)
 
 
 def parse(

@@ -189,7 +189,11 @@ def summarize(episodes: text_games.Episodes, game: TextGame, invalid_action_rewa
             f"{turns.reward[turn, episode]}; it must be finite, and at most {text_games.MOST:g}"
         )
     returns, active = turns.reward.sum(axis=0), turns.active
-    per_turn = lambda x: float(np.where(active, x, 0).sum() / max(active.sum(), 1))
+
+    def per_turn(values: np.ndarray) -> float:
+        """Mean over the turns that were played."""
+        return float(np.where(active, values, 0).sum() / max(active.sum(), 1))
+
     summary = {
         "episodes": len(returns),
         "env_return": float(returns.mean()),

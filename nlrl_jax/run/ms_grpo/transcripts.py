@@ -87,7 +87,10 @@ class Tasks(NamedTuple):
         """
         kinds = list(self.fresh)
         at = int(rng.integers(len(kinds)))
-        pick = lambda kind: (kind, int(rng.choice(self.fresh[kind])))
+
+        def pick(kind: str) -> Task:
+            return kind, int(rng.choice(self.fresh[kind]))
+
         tasks = [pick(kinds[(at + i) % len(kinds)]) for i in range(number)]
         if not self.held_out.looks:
             return tasks

@@ -65,8 +65,10 @@ class Models:
         every = listed("prompted", self.prompted) if self.prompted else []
         if "scripted" in every:
             raise ValueError("--prompted names scripted, but no rules play as prompted; give endpoint or local models")
-        label = lambda name: pathlib.PurePath(self.endpoint.endpoint_model if name == "endpoint" else name).name
-        labels = {f"{label(name)} as prompted": name for name in every}
+        labels = {}
+        for name in every:
+            path = self.endpoint.endpoint_model if name == "endpoint" else name
+            labels[f"{pathlib.PurePath(path).name} as prompted"] = name
         if len(labels) < len(every):
             raise ValueError(f"--prompted is {self.prompted!r}; two of these models would have one name in the plot")
         return labels

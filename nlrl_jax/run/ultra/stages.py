@@ -68,8 +68,10 @@ class Run:
         self._player = functools.partial(control.ControlPlayer, game.env, game.params, self.agent)
 
         def returns(params, moments, key, episodes, greedy):
-            one = lambda *state: control.evaluate(self._player(*state), key, episodes, greedy)[0]
-            return jax.vmap(one)(params, moments)
+            def of_one_agent(params, moments):
+                return control.evaluate(self._player(params, moments), key, episodes, greedy)[0]
+
+            return jax.vmap(of_one_agent)(params, moments)
 
         self._evaluate = jax.jit(returns, static_argnums=(3, 4))
 
@@ -79,8 +81,11 @@ class Run:
 
     def scores(self, states: PPOState, episodes: int) -> dict[str, np.ndarray]:
         """Mean returns of a stack of agents in episodes with the same seeds: [n] for each of `SCORES`."""
-        played = lambda greedy: self._evaluate(states.params, states.obs_moments, self.key(1), episodes, greedy)
-        return {name: np.asarray(played(name == "greedy")).mean(axis=1) for name in SCORES}
+        scores = {}
+        for name in SCORES:
+            returns = self._evaluate(states.params, states.obs_moments, self.key(1), episodes, name == "greedy")
+            scores[name] = np.asarray(returns).mean(axis=1)
+        return scores
 
     def start(self, base: PPOState) -> dict[str, np.ndarray]:
         """The base agent's scores, each []."""
@@ -118,7 +123,10 @@ class Run:
     def record(self, agent: PPOState, key: jax.Array, episodes: int, greedy: bool = False) -> Trajectories:
         """Episodes of an agent."""
         steps = self.config.episode_steps
-        play = lambda params, moments, key: control.record(self._player(params, moments), key, episodes, steps, greedy)
+
+        def play(params, moments, key):
+            return control.record(self._player(params, moments), key, episodes, steps, greedy)
+
         return jax.jit(play)(agent.params, agent.obs_moments, key)
 
     def analyst(self) -> LanguageModel | None:
@@ -169,7 +177,10 @@ class Run:
         mean, scale = ultra.statistics(np.asarray(trajectories.obs), np.asarray(trajectories.steps))
         relative = self.agent.continuous and self.config.guidance.advice == "offset"
         mean_action = self.agent.mean_action(base.params, base.obs_moments) if relative else None
-        table = lambda findings: ultra.make_table(findings.states, self.game, mean, scale, mean_action)
+
+        def table(findings: Findings) -> LookupTable:
+            return ultra.make_table(findings.states, self.game, mean, scale, mean_action)
+
         weight = mask_table = None
         if set(self.methods) & set(refiners.MASKED):
             weight = self.importance(base)(trajectories.obs)
