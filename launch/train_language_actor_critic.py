@@ -27,6 +27,7 @@ from typing import Any
 import jax
 from absl import flags
 
+from nlrl_jax import envs
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, ActorCriticState
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
@@ -36,7 +37,6 @@ from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.envs.tic_tac_toe import prompts
 from nlrl_jax.envs.tic_tac_toe import rule_based as scripts
-from nlrl_jax.envs.tic_tac_toe.env import text_game
 from nlrl_jax.envs.tic_tac_toe.rules import board_game
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
@@ -262,7 +262,7 @@ def main(argv: list[str]) -> None:
             trainer = trainer_of(config, opponent, folder, Usage(), ScriptedModel({}))
             model = trainer.models(trainer.init()).policy.model
             template = prompts.policy_template(config.models.own.prompt_for(config.style))
-            game = text_game(opponent)
+            game = envs.make("tic_tac_toe", opponent=opponent)
             policy = MovePolicy.for_game(game, model.model, model.tokenizer, *template)
             how = config.ppo_learning, config.eval_games, config.seed, config.iterations
             language_ppo.train(folder, model, policy, game, *how, resume)

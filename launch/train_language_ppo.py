@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from nlrl_jax import envs
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.envs.tic_tac_toe import prompts, rules
-from nlrl_jax.envs.tic_tac_toe.env import text_game
 from nlrl_jax.run import app, limits
 from nlrl_jax.run.nlrl import language_ppo
 from nlrl_jax.run.nlrl.language_ppo import NANO, SCRIPT
@@ -74,7 +74,7 @@ COMMAND = app.Command(
 
 def game_of(opponent: str, threats: bool) -> TextGame:
     """Tic-tac-toe against an opponent, with the fields of the threats if the prompt names them."""
-    game = text_game(opponent)
+    game = envs.make("tic_tac_toe", opponent=opponent)
     if not threats:
         return game
 

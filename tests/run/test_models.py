@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nlrl_jax import envs
 from nlrl_jax.algorithms import language_td_data, sft
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
@@ -18,7 +19,6 @@ from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import make
 from nlrl_jax.envs.breakthrough import prompts as breakthrough_prompts
 from nlrl_jax.envs.tic_tac_toe import prompts as prompts
-from nlrl_jax.envs.tic_tac_toe.env import text_game
 from nlrl_jax.envs.tic_tac_toe.rules import board_game, fields
 from nlrl_jax.launch import train_language_td
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
@@ -78,7 +78,7 @@ def test_an_endpoint_has_the_ledger_the_cache_and_all_the_options(tmp_path):
 
 
 def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
-    game, board = text_game("random"), board_game().init()
+    game, board = envs.make("tic_tac_toe", opponent="random"), board_game().init()
     policy = MovePolicy.for_game(game, tiny.model, tiny.tokenizer, *prompts.policy_template("compact"))
     tokens, length = policy.template(fields(board.at[4].set(0)))
     view = View("1 | 2 | 3\n---------\n4 | O | 6\n---------\n7 | 8 | 9", "X", tuple("12346789"))
