@@ -22,15 +22,16 @@ import dataclasses
 import os
 import pathlib
 import random
-from collections.abc import Callable
+from typing import Any
 
 import jax
 from absl import flags
 
 from nlrl_jax.algorithms import language_td, language_td_data, td_controls
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
-from nlrl_jax.algorithms.language_td_data import TDDataConfig
+from nlrl_jax.algorithms.language_td_data import Data, TDDataConfig
 from nlrl_jax.algorithms.sft import SFTConfig, learner
+from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, option, part, seed_option
@@ -38,7 +39,7 @@ from nlrl_jax.envs.breakthrough import prompts
 from nlrl_jax.envs.breakthrough import rule_based as scripts
 from nlrl_jax.envs.breakthrough.rules import board_game
 from nlrl_jax.roles.board_games import TDRoles, Viewer
-from nlrl_jax.run import app, endpoints, models, players
+from nlrl_jax.run import app, endpoints, exchanges, models, players
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.nlrl import language_td as language_td_run
 from nlrl_jax.run.nlrl.language_td import LanguageTDTrainer, Sides
@@ -117,20 +118,23 @@ COMMAND = app.Command(
 
 
 def trainer_of(
-    config: LanguageTDRunConfig, run_dir: pathlib.Path, usage: Usage, large: LanguageModel, data: pathlib.Path
+    config: LanguageTDRunConfig,
+    base: LocalModel,
+    positions: Data,
+    large: LanguageModel,
+    run_dir: pathlib.Path,
+    usage: Usage,
 ) -> LanguageTDTrainer:
-    """The run with its models and its data, which may take minutes.
+    """The run with its models and its data.
 
     Args:
-      data: where positions are, or will be, kept.
+      base: the model that learns, as it begins. large: the aggregator.
     """
-    game, roles = board_game(), config.roles
-    base = config.models.own.load(config.sft.train, config.seed)
-    found = language_td_data.load_or_make(game, config.data, config.seed, data)
-    chats = [roles.value(s.view) for s in found.train[: config.format_examples]]
+    roles = config.roles
+    chats = [roles.value(position.view) for position in positions.train[: config.format_examples]]
     replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
     return LanguageTDTrainer(
-        game=game, roles=roles, data=found, base=base, train=config.sft.train, large=large,
+        game=board_game(), roles=roles, data=positions, base=base, train=config.sft.train, large=large,
         first_value=config.first_value(large), learn=learner(dataclasses.replace(config.sft, seed=config.seed)),
         learning=config.learning, restart=config.restart, seed=config.seed, thresholds=config.thresholds,
         format_pairs=[(chat, reply.text) for chat, reply in zip(chats, replies, strict=True)],
@@ -138,43 +142,25 @@ def trainer_of(
     )  # fmt: skip
 
 
-def controls(trainer: LanguageTDTrainer, config: LanguageTDRunConfig) -> dict[str, Sides]:
+def controls(trainer: LanguageTDTrainer, data: TDDataConfig, aggregator: str) -> dict[str, Sides]:
     """What does not learn, on the same positions. The target is a local large model's if the run has one, else by rule:
-    an endpoint is never asked."""
+    an endpoint is never asked.
+
+    Args:
+      data: how the positions were made. aggregator: the large model's name.
+    """
     value, large = trainer.first_value, trainer.large
-    if config.models.aggregator in ("scripted", "endpoint"):
+    if aggregator in ("scripted", "endpoint"):
         large = ScriptedModel(scripts.SCRIPTS)
         value = ValueFunction(large, trainer.roles.value, trainer.learning.values)
-    given = trainer.data, config.data, trainer.roles, value, large, trainer.learning
-    return td_controls.controls(trainer.game, *given, scripts.RULES, trainer.seed)
+    measured = trainer.data, data, trainer.roles, value, large, trainer.learning
+    return td_controls.controls(trainer.game, *measured, scripts.RULES, trainer.seed)
 
 
 def _grid(board: str) -> str:
     """The board as text, without the labels of rows and columns."""
     *rows, letters = board.splitlines()
     return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
-
-
-def parts_of(config: LanguageTDRunConfig, run_dir: pathlib.Path, usage: Usage) -> tuple[LanguageTDTrainer, Callable, Callable]:
-    """The first arguments of `run.nlrl.language_td.train`: the run, what does not learn beside it, and its page."""
-
-    def large(name: str) -> LanguageModel:
-        return config.models.large(name, scripts.SCRIPTS, run_dir, usage)
-
-    data = pathlib.Path(os.path.expanduser(config.positions_dir)) if config.positions_dir else run_dir / "data"
-    trainer = trainer_of(config, run_dir, usage, large(config.models.aggregator), data)
-    greedy = dataclasses.replace(config.learning.aggregation, temperature=0.0)
-
-    def beside() -> dict[str, dict[str, float]]:
-        found = controls(trainer, config)
-        for label, name in config.models.labels.items():
-            found[label] = trainer.judged_by(large(name), config.roles_of(name), greedy)[0]
-        return {name: trainer.assess(sides) for name, sides in found.items()}
-
-    show = lambda stored, shown: language_td_report.write(
-        run_dir, flat(config), stored, shown, usage, config.thresholds
-    )
-    return trainer, beside, show
 
 
 def validate(config: LanguageTDRunConfig, ask: bool) -> None:
@@ -229,8 +215,25 @@ def main(argv: list[str]) -> None:
         return
     validate(config, ask=not flags.FLAGS.resume)
     run_dir, resume = COMMAND.open(config)
-    parts = parts_of(config, run_dir, models.ledger(run_dir))
-    stored = language_td_run.train(*parts, SCRIPT, config.iterations, resume)
+    usage = models.ledger(run_dir)
+    large = config.models.large(config.models.aggregator, scripts.SCRIPTS, run_dir, usage)
+    base = config.models.own.load(config.sft.train, config.seed)
+    folder = pathlib.Path(os.path.expanduser(config.positions_dir)) if config.positions_dir else run_dir / "data"
+    positions = language_td_data.load_or_make(board_game(), config.data, config.seed, folder)
+    trainer = trainer_of(config, base, positions, large, run_dir, usage)
+
+    def measure_others() -> dict[str, dict[str, float]]:
+        sides = controls(trainer, config.data, config.models.aggregator)
+        greedy = dataclasses.replace(config.learning.aggregation, temperature=0.0)
+        for label, name in config.models.labels.items():
+            model = config.models.large(name, scripts.SCRIPTS, run_dir, usage)
+            sides[label] = trainer.judged_by(model, config.roles_of(name), greedy)[0]
+        return {name: trainer.assess(chosen) for name, chosen in sides.items()}
+
+    def show(stored: dict[str, Any], samples: list[exchanges.Exchange]) -> None:
+        language_td_report.write(run_dir, flat(config), stored, samples, usage, config.thresholds)
+
+    stored = language_td_run.train(trainer, measure_others, show, SCRIPT, config.iterations, resume)
     before, after = stored["before"], stored["after"]
     print(markdown(language_td_report.table(stored, config.thresholds)))
     print(f"report: {run_dir / 'report.html'}")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nlrl_jax import envs
-from nlrl_jax.algorithms import language_td_data, sft
+from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.local import LocalModel
@@ -97,10 +97,10 @@ def test_a_large_model_that_evaluates_first_gets_the_papers_prompt_and_reply_len
     assert first.sampling.max_tokens == (512 if aggregator == "endpoint" else 64)
 
 
-def test_language_td_keeps_its_model_where_an_iteration_teaches_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(language_td_data, "load_or_make", lambda *_: types.SimpleNamespace(train=[]))
-    rules = ScriptedModel(train_language_td.scripts.SCRIPTS)
-    trainer = train_language_td.trainer_of(train_language_td.LanguageTDRunConfig(), tmp_path, Usage(), rules, tmp_path)
+def test_language_td_keeps_its_model_where_an_iteration_teaches_nothing(tmp_path):
+    rules, config = ScriptedModel(train_language_td.scripts.SCRIPTS), train_language_td.LanguageTDRunConfig()
+    base, nothing = config.models.own.load(config.sft.train, config.seed), types.SimpleNamespace(train=[])
+    trainer = train_language_td.trainer_of(config, base, nothing, rules, tmp_path, Usage())
     state = trainer.init()
     state = state.replace(value=jax.tree.map(lambda leaf: leaf + 1, state.value))
     after, metrics = trainer.update(state, jax.random.key(0))

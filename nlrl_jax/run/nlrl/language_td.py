@@ -117,7 +117,7 @@ class LanguageTDTrainer:
 
 def train(
     trainer: LanguageTDTrainer,
-    beside: Callable[[], dict[str, dict[str, float]]],
+    measure_others: Callable[[], dict[str, dict[str, float]]],
     show: Callable[[dict[str, Any], list[exchanges.Exchange]], Any],
     script: str,
     iterations: int,
@@ -126,7 +126,7 @@ def train(
     """Trains in the trainer's folder. Returns results.json's content.
 
     Args:
-      beside: assesses what does not learn on the same positions, at the end.
+      measure_others: assesses what does not learn on the same positions, at the end.
       show: writes the page of results.json's content and some exchanges.
     """
     run_dir, state = trainer.run_dir, trainer.init()
@@ -139,7 +139,7 @@ def train(
     def finish(state: LearnedValue) -> None:
         sides, words_after = trainer.judge(state)
         after, done = trainer.assess(sides), int(state.iteration)
-        results.write(run_dir, script=script, before=before, after=after, beside=beside(), iterations=done)
+        results.write(run_dir, script=script, before=before, after=after, beside=measure_others(), iterations=done)
         words = zip(trainer.data.test, trainer.data.win_rates, words_before, words_after, strict=True)
         judged = [row for row in words if abs(row[1]) >= trainer.thresholds[0]]
         learned_from = exchanges.first_and_last(run_dir)
