@@ -225,16 +225,16 @@ def main(argv: list[str]) -> None:
         title, summary, text = on_the_host(options.game)
         game = options.game
     else:
-        who, (num, turns, steps, seed, fine) = player(), Limits.of(run)
-        limits.check_horizon(who.game, "max_steps")
-        states = limits.first_states(who.game, seed, num)
-        warn(limits.too_short("the evaluation", who.game, states, "max_turns", turns, steps))
-        evaluate = evaluator(who.policy, who.game, num, turns, steps, seed)
+        trained_player, (num, turns, steps, seed, fine) = player(), Limits.of(run)
+        limits.check_horizon(trained_player.game, "max_steps")
+        states = limits.first_states(trained_player.game, seed, num)
+        warn(limits.too_short("the evaluation", trained_player.game, states, "max_turns", turns, steps))
+        evaluate = evaluator(trained_player.policy, trained_player.game, num, turns, steps, seed)
         with waiting(f"compiling, then playing {num} episodes"):
-            episodes = jax.device_get(evaluate(who.variables))
-        text = transcripts(who.policy, who.game, episodes, [0]) if options.watch else []
-        summary, game = summarize(episodes, who.game, fine), who.game.name
-        title = f"{who.name} on {game}{who.maps}, greedy, seed {seed}"
+            episodes = jax.device_get(evaluate(trained_player.variables))
+        text = transcripts(trained_player.policy, trained_player.game, episodes, [0]) if options.watch else []
+        summary, game = summarize(episodes, trained_player.game, fine), trained_player.game.name
+        title = f"{trained_player.name} on {game}{trained_player.maps}, greedy, seed {seed}"
     if options.watch:
         print_transcript(text[0])
     elif options.json:

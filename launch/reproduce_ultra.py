@@ -130,10 +130,10 @@ def reproduce(runs: Sequence[Run]) -> str:
     run, config, run_dir = runs[0], runs[0].config, runs[0].run_dir
     analyst = run.analyst()  # a wrong address or model fails before anything is trained
     base, trajectories, findings, refined = refine(run, analyst)  # the page shows the films and cases of this agent
-    for other in runs[1:]:
-        refine(other, analyst)
+    for next_run in runs[1:]:
+        refine(next_run, analyst)
     scores, continuous = stored_scores(runs), run.agent.continuous
-    bases = [report.Base(one.folder, one.seeds, *one.before_learning()) for one in runs]
+    bases = [report.Base(each.folder, each.seeds, *each.before_learning()) for each in runs]
     everything = report.Refined(scores, bases, run.steps_per_update, continuous)
     tables = everything.tables()
     parts = [ultra_tables.trials_header(config.bases, config.seeds) + "\n", *map(markdown, filter(None, tables))]
@@ -175,7 +175,7 @@ def main(argv: list[str]) -> None:
     del argv
     config = parse_config()
     run_dir, resume = pathlib.Path(os.path.expanduser(flags.FLAGS.run_dir)).absolute(), flags.FLAGS.resume
-    run, *others = runs = runs_of(config, run_dir, resume)
+    run, *more_runs = runs = runs_of(config, run_dir, resume)
     limits.check_horizon(run.game, "episode_steps")
     for name, methods in OF_METHODS.items():
         if not set(run.methods) & set(methods):
@@ -185,8 +185,8 @@ def main(argv: list[str]) -> None:
         return
     local_models.check_templates(config.templates, config.analyst)
     if config.base and not resume:  # a resumed run has its copies
-        for one in (run, *others):
-            base_of(config.base, config.game, one.number, config.contact_forces)
+        for each in (run, *more_runs):
+            base_of(config.base, config.game, each.number, config.contact_forces)
     if config.analyst == "endpoint" and not resume:
         models.check_large_model(config.analyst, config.endpoint, 0)
     COMMAND.open(config)

@@ -204,13 +204,13 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[Task], ask: bo
     for model, tokenizer in readers.items():
         if warning := players.check_reader(model, config.game, envs.READ_BY.get(config.game, ""), True):
             print(f"warning: {warning}", flush=True)
-        most = config.prompts.context_tokens
-        room = most if model == "endpoint" else prompts.context_within(model, most)
+        limit = config.prompts.context_tokens
+        room = limit if model == "endpoint" else prompts.context_within(model, limit)
         if room and model != envs.READ_BY.get(config.game):
             starts, reserve = game.reset(tasks[: config.parallel]), config.lac.planning.reserve(room)
             for name in methods.parse(config.methods):
                 dialogue = prompts.dialogue_of(METHODS[name], game, config.prompts, model, tokenizer, room)
-                chosen = most if model == "endpoint" or room < prompts.context_within(model, 0) else 0
+                chosen = limit if model == "endpoint" or room < prompts.context_within(model, 0) else 0
                 prompts.check_room(dialogue, starts, reserve, (model, config.game), chosen)
 
 
@@ -268,7 +268,7 @@ def setting_of(config: LACRunConfig, model, usage: Usage, game: HostGame, run_di
 
 def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
     """Calls and tokens of each method, counted on one task of each mission that a random policy plays."""
-    few = list({task[0]: task for task in reversed(tasks)}.values())
+    sample = list({task[0]: task for task in reversed(tasks)}.values())
     scripts = {
         imagine.POLICY: lambda context, rng: f" {rng.choice(game.actions)}" if game.actions else " look around",
         imagine.WORLD: lambda context, rng: context["history"].observation,
@@ -277,13 +277,13 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
     }
     plan = CallPlan(scripts, can_score=config.lac.critic != "direct")
     for name in methods.parse(config.methods):
-        model = plan.model(len(tasks) / len(few), name)
+        model = plan.model(len(tasks) / len(sample), name)
         dialogue = prompts.dialogue_of(
             METHODS[name], game, config.prompts, config.model, None, config.prompts.context_tokens
         )
-        run_method(setting_of(config, model, Usage(), game, None), name, METHODS[name], dialogue, few)
+        run_method(setting_of(config, model, Usage(), game, None), name, METHODS[name], dialogue, sample)
     budget = config.endpoint.token_budget if config.model == "endpoint" else 0
-    each = -(-len(tasks) // len(few))  # tasks of a mission
+    each = -(-len(tasks) // len(sample))  # tasks of a mission
     return (
         f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are "
         f"counted at their maximum of {config.lac.planning.line(0)} tokens, and prompts as if none were cached.\n"
@@ -338,14 +338,14 @@ def main(argv: list[str]) -> None:
         run_dir,
         script=SCRIPT,
         before={},
-        after={f"{name}/{metric}": one[metric] for name, one in scores.items() for metric in metrics},
+        after={f"{name}/{metric}": summary[metric] for name, summary in scores.items() for metric in metrics},
         seeds=[config.seed],
         model=model,
         scores=scores,
         **({"about": about} if about else {}),
     )
     page = report.write(run_dir, model, flat(config), finished, usage, notes, game.legend, about)
-    text = ", ".join(f"{name} {one['reward' if score else 'success']:.3f}" for name, one in scores.items())
+    text = ", ".join(f"{name} {summary['reward' if score else 'success']:.3f}" for name, summary in scores.items())
     print(f"report: {page}\n{score or 'success'}: {text} ({model})")
 
 

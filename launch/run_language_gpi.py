@@ -236,8 +236,8 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
 
 def write_results(config: GPIRunConfig, run_dir: pathlib.Path, finished: Results) -> str:
     """results.json: "before" is the policy alone and "after" the largest look-ahead. Returns both as a line."""
-    ends = {maze: first_and_last(list(rows)) for maze, rows in finished.items()}
-    pairs = {maze: [finished[maze][name] for name in names] for maze, names in ends.items()}
+    compared = {maze: first_and_last(list(rows)) for maze, rows in finished.items()}
+    pairs = {maze: [finished[maze][name] for name in names] for maze, names in compared.items()}
 
     def evaluation(side: int) -> dict[str, Any]:
         """Means over the starts, [seeds], of the first or the last row."""

@@ -38,7 +38,7 @@ from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.envs.tic_tac_toe import prompts
 from nlrl_jax.envs.tic_tac_toe import rule_based as scripts
 from nlrl_jax.envs.tic_tac_toe.rules import board_game
-from nlrl_jax.roles.board_games import Viewer
+from nlrl_jax.roles.board_games import ActorCriticRoles, Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import app, endpoints, exchanges, models, players, results
@@ -50,7 +50,7 @@ from nlrl_jax.run.nlrl.actor_critic import ActorCriticTrainer
 from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
 from nlrl_jax.text.word_policy import MovePolicy
-from nlrl_jax.types import LanguageModel, Learn, Pairs, Sampling
+from nlrl_jax.types import Chat, LanguageModel, Learn, Pairs, Sampling
 from nlrl_jax.weights.load import BUILT_IN
 
 SCRIPT = "train_language_actor_critic"
@@ -115,7 +115,7 @@ class ActorCriticRunConfig:
     @property
     def ppo_learning(self) -> LanguagePPOConfig:
         """How LLM-PPO learns: from as many games, with its learning rates for a model of this size."""
-        start = language_ppo.NANO if self.models.own.model in BUILT_IN else LanguagePPOConfig()
+        start = language_ppo.NANO if self.models.learner.model in BUILT_IN else LanguagePPOConfig()
         return dataclasses.replace(start, num_games=self.learning.games, train=self.sft.train, remat=self.sft.remat)
 
     @property
@@ -151,7 +151,8 @@ def trainer_of(
     policy_sft = dataclasses.replace(sft, learning_rate=config.policy_learning_rate)
     learn = learner(sft)
     fixed = setup(config, opponent, large, learner(policy_sft), learn)
-    base, examples = config.models.own.load(sft.train, sft.seed), format_pairs(fixed, config.format_examples, sft.seed)
+    base = config.models.learner.load(sft.train, sft.seed)
+    examples = format_pairs(fixed, config.format_examples, sft.seed)
     return ActorCriticTrainer(
         fixed, opponent, base, sft.train, learn, *examples, config.average, config.eval_games, sft.seed, run_dir, usage,
         _grid,
@@ -179,7 +180,7 @@ def setup(
       learners: of policy and value model; none for an evaluation.
       model: the one that is prompted, if not the config's.
     """
-    game, roles = board_game(), prompts.roles(players.prompt_for(model or config.models.own.model, config.style))
+    game, roles = board_game(), prompts.roles(players.prompt_for(model or config.models.learner.model, config.style))
     learners = learners or (None, None)
     return ActorCriticSetup(game, OPPONENTS[opponent](game), roles, large, large, *learners, config.algorithm)
 
@@ -200,35 +201,44 @@ def validate(config: ActorCriticRunConfig, ask: bool) -> None:
     """Refuses models that cannot do what the config asks, before anything is made; see `Models.validate`."""
     game, rng = board_game(), random.Random(0)
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]
-    roles_of = lambda model: prompts.roles(players.prompt_for(model, config.style))
-    context, roles = {"view": view, "action": "5"}, roles_of(config.models.own.model)
+
+    def roles_of(model: str) -> ActorCriticRoles:
+        return prompts.roles(players.prompt_for(model, config.style))
+
+    context, roles = {"view": view, "action": "5"}, roles_of(config.models.learner.model)
     policy = roles.policy(view), scripts.random_policy(context, rng)
     value = roles.value(view, "5"), scripts.random_value(context, rng)
     tokens = config.learning.rollout.max_tokens, config.learning.aggregation.max_tokens
-    prompt_of = lambda name: roles_of(name).policy(view)
+
+    def prompt_of(model: str) -> Chat:
+        return roles_of(model).policy(view)
+
     config.models.validate([policy, value], config.sft.max_length, *tokens, prompt_of, ask)
 
 
 def dry_run(config: ActorCriticRunConfig, opponents: tuple[str, ...]) -> str:
     """Calls and tokens, counted in an iteration and its evaluation with rules in the models' place."""
-    own = {"policy": scripts.random_policy, "candidates": scripts.random_policy, "value": scripts.random_value}
-    given, plan = config.models, CallPlan(scripts.scripts(config.words) | own)
+    learners = {"policy": scripts.random_policy, "candidates": scripts.random_policy, "value": scripts.random_value}
+    used, plan = config.models, CallPlan(scripts.scripts(config.words) | learners)
     repeats = config.iterations * len(opponents)
-    model, large = plan.model(repeats, is_paid=False), plan.model(repeats, is_paid=given.is_paid)
-    learn = lambda model, pairs: (model, {})
+    model, large = plan.model(repeats, is_paid=False), plan.model(repeats, is_paid=used.is_paid)
+
+    def learn(model: LanguageModel, pairs: Pairs) -> tuple[LanguageModel, dict[str, float]]:
+        return model, {}
+
     fixed, tokens = setup(config, "random", large, learn, learn), config.learning.rollout.max_tokens
     viewer, second = Viewer(fixed.game), ActorCriticState(model, model, (), 1)  # the first iteration plays at random
     nlac.iterate(second, fixed, viewer, config.seed)
     nlac.evaluate(second, fixed, viewer, config.eval_games, Sampling(tokens, 0.0), config.seed)
-    for name in given.labels.values():
+    for name in used.labels.values():
         is_paid, once = name == "endpoint", {"policy": len(opponents)}
         prompted = plan.model(0, "{} (as prompted)", is_paid=is_paid, once=once)
         play_prompted(setup(config, "random", prompted, model=name), prompted, config.eval_games, config.seed)
     return (
-        f"{given.own.model}; aggregator and improver: {given.aggregator} {given.endpoint.endpoint_model}. Nothing is "
-        f"sent. Rules replied in one iteration against the random opponent; here are {config.iterations} iterations "
+        f"{used.learner.model}; aggregator and improver: {used.aggregator} {used.endpoint.endpoint_model}. "
+        f"Nothing is sent. Rules replied in one iteration against the random opponent; here are {config.iterations} iterations "
         f"against {len(opponents)} opponents. Replies, also those quoted in prompts, are counted at their maximum "
-        f"length.\n{plan.table(given.endpoint.token_budget, 'iterations', config.iterations)}"
+        f"length.\n{plan.table(used.endpoint.token_budget, 'iterations', config.iterations)}"
     )
 
 
@@ -250,8 +260,9 @@ def main(argv: list[str]) -> None:
     # without a paid model, only a prompted player needs an endpoint
     run_dir, resume = COMMAND.open(config, may_change=() if config.models.is_paid else ("endpoint_model",))
     usage, finished = models.ledger(run_dir), {}
-    page = lambda: show(run_dir, flat(config), finished, usage)
-    large = lambda name: config.models.large(name, scripts.scripts(config.words), run_dir, usage)
+
+    def large(name: str) -> LanguageModel:
+        return config.models.large(name, scripts.scripts(config.words), run_dir, usage)
 
     def run(method: str, opponent: str, folder: pathlib.Path) -> None:
         """Plays a match in its folder, which holds results.json afterwards."""
@@ -261,11 +272,11 @@ def main(argv: list[str]) -> None:
         elif method == "LLM-PPO":
             trainer = trainer_of(config, opponent, folder, Usage(), ScriptedModel({}))
             model = trainer.models(trainer.init()).policy.model
-            template = prompts.policy_template(config.models.own.prompt_for(config.style))
+            template = prompts.policy_template(config.models.learner.prompt_for(config.style))
             game = envs.make("tic_tac_toe", opponent=opponent)
             policy = MovePolicy.for_game(game, model.model, model.tokenizer, *template)
-            how = config.ppo_learning, config.eval_games, config.seed, config.iterations
-            language_ppo.train(folder, model, policy, game, *how, resume)
+            training = config.ppo_learning, config.eval_games, config.seed, config.iterations
+            language_ppo.train(folder, model, policy, game, *training, resume)
         else:
             name = config.models.labels[method]
             model = large(name)
@@ -284,16 +295,18 @@ def main(argv: list[str]) -> None:
         if (folder / results.RESULTS).is_file() and (stored := results.read(folder))["after"]:
             finished[opponent, method] = stored
         if finished:
-            page()
+            show(run_dir, flat(config), finished, usage)
         raise
-    page()
+    show(run_dir, flat(config), finished, usage)
 
 
 def show(run_dir: pathlib.Path, config: dict[str, Any], finished: dict, usage: Usage) -> None:
     """Writes the page of what is finished, {(opponent, method): results.json's content}, and prints the last lines."""
     opponents = dict.fromkeys(opponent for opponent, _ in finished)
-    kept = [one for opponent in opponents for one in exchanges.first_and_last(run_dir / opponent / "actor-critic")]
-    report = actor_critic_report.write(run_dir, config, finished, kept, usage)
+    samples = [
+        exchange for opponent in opponents for exchange in exchanges.first_and_last(run_dir / opponent / "actor-critic")
+    ]
+    report = actor_critic_report.write(run_dir, config, finished, samples, usage)
     print(f"\nreport: {report}")
     for (opponent, method), result in sorted(finished.items(), key=lambda item: item[0][1] != "LLM-PPO"):
         before, after = result["before"], result["after"]

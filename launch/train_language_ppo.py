@@ -31,7 +31,7 @@ PAPER_RATES = {"learning_rate": 1e-5, "critic_learning_rate": 1e-5}
 class PPORunConfig:
     """Everything that determines what a run computes. Defaults: nano scale."""
 
-    own: Learner = part(Learner())
+    learner: Learner = part(Learner())
     opponent: str = option("random", "first_move or random", choices=("first_move", "random"))
     style: str = option(
         "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models",
@@ -90,9 +90,9 @@ def main(argv: list[str]) -> None:
     config = COMMAND.parse()
     game = game_of(config.opponent, config.threats)
     limits.check_horizon(game, "max_turns")
-    model = config.own.load(config.learning.train, config.seed)
+    model = config.learner.load(config.learning.train, config.seed)
     run_dir, resume = COMMAND.open(config)
-    template = prompts.policy_template(config.own.prompt_for(config.style), config.threats)
+    template = prompts.policy_template(config.learner.prompt_for(config.style), config.threats)
     policy = MovePolicy.for_game(game, model.model, model.tokenizer, *template)
     training = config.learning, config.eval_games, config.seed, config.iterations
     stored = language_ppo.train(run_dir, model, policy, game, *training, resume)

@@ -46,7 +46,7 @@ from nlrl_jax.run.nlrl.language_td import LanguageTDTrainer, Sides
 from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_td as language_td_report
-from nlrl_jax.types import LanguageModel, Sampling
+from nlrl_jax.types import Chat, LanguageModel, Pairs, Sampling
 
 SCRIPT = "train_language_td"
 AUTHORS = 0.2  # their threshold
@@ -87,7 +87,7 @@ class LanguageTDRunConfig:
     @property
     def roles(self) -> TDRoles:
         """The prompts of the model that learns."""
-        return self.roles_of(self.models.own.model)
+        return self.roles_of(self.models.learner.model)
 
     def roles_of(self, model: str) -> TDRoles:
         """The prompts of a model by its name."""
@@ -169,7 +169,10 @@ def validate(config: LanguageTDRunConfig, ask: bool) -> None:
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]  # has all pawns: the longest
     example = config.roles.value(view), scripts.blind({"view": view}, random.Random(0))
     tokens = config.learning.values.max_tokens, config.learning.aggregation.max_tokens
-    prompt_of = lambda name: config.roles_of(name).value(view)
+
+    def prompt_of(model: str) -> Chat:
+        return config.roles_of(model).value(view)
+
     config.models.validate([example], config.sft.max_length, *tokens, prompt_of, ask)
 
 
@@ -185,19 +188,22 @@ def dry_run(config: LanguageTDRunConfig) -> str:
     language_td.judge(views, config.roles, judge, config.learning.values, seed)
     # The first iteration asks the large model for its values, all others the model that learns: two are played.
     for i, repeats in enumerate((1, iterations - 1)[: min(iterations, 2)]):
-        own = plan.model(times * repeats, "{} (own)", is_paid=False)
+        learner = plan.model(times * repeats, "{} (own)", is_paid=False)
         large = plan.model(times * repeats, "{} (large)", is_paid=config.models.is_paid)
         values = plan.model(0, "{} (large)", is_paid=config.models.is_paid, once={"value": times})
         first_value = config.first_value(values) if i == 0 else None
-        learn = lambda model, pairs: (model, {})
-        language_td.iterate(sample[:train], config.roles, own, large, learn, config.learning, seed, first_value)
+
+        def learn(model: LanguageModel, pairs: Pairs) -> tuple[LanguageModel, dict[str, float]]:
+            return model, {}
+
+        language_td.iterate(sample[:train], config.roles, learner, large, learn, config.learning, seed, first_value)
     for name in config.models.labels.values():
         prompted = plan.model(0, "{} (as prompted)", is_paid=name == "endpoint", once={"judge": times})
         language_td.judge(views, config.roles_of(name), prompted, config.learning.aggregation, seed)
     searches = data.states * data.variations * data.look_ahead + data.test_states * data.judge_games * 20
-    own, name = config.models.own.model, config.models.endpoint.endpoint_model
+    learner, name = config.models.learner.model, config.models.endpoint.endpoint_model
     return (
-        f"own: {own}; large: {config.models.aggregator} {name}. Nothing is sent. Rules replied in "
+        f"own: {learner}; large: {config.models.aggregator} {name}. Nothing is sent. Rules replied in "
         f"{iterations} iterations on 1 in {times} positions. Replies, also those quoted in prompts, are counted "
         f"at their maximum length.\n{plan.table(config.models.endpoint.token_budget, 'iterations', iterations)}\n"
         f"SFT: {iterations} times {data.states:,} examples x {config.sft.epochs} epochs.\n"
@@ -217,7 +223,7 @@ def main(argv: list[str]) -> None:
     run_dir, resume = COMMAND.open(config)
     usage = models.ledger(run_dir)
     large = config.models.large(config.models.aggregator, scripts.SCRIPTS, run_dir, usage)
-    base = config.models.own.load(config.sft.train, config.seed)
+    base = config.models.learner.load(config.sft.train, config.seed)
     folder = pathlib.Path(os.path.expanduser(config.positions_dir)) if config.positions_dir else run_dir / "data"
     positions = language_td_data.load_or_make(board_game(), config.data, config.seed, folder)
     trainer = trainer_of(config, base, positions, large, run_dir, usage)

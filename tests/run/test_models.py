@@ -99,7 +99,7 @@ def test_a_large_model_that_evaluates_first_gets_the_papers_prompt_and_reply_len
 
 def test_language_td_keeps_its_model_where_an_iteration_teaches_nothing(tmp_path):
     rules, config = ScriptedModel(train_language_td.scripts.SCRIPTS), train_language_td.LanguageTDRunConfig()
-    base, nothing = config.models.own.load(config.sft.train, config.seed), types.SimpleNamespace(train=[])
+    base, nothing = config.models.learner.load(config.sft.train, config.seed), types.SimpleNamespace(train=[])
     trainer = train_language_td.trainer_of(config, base, nothing, rules, tmp_path, Usage())
     state = trainer.init()
     state = state.replace(value=jax.tree.map(lambda leaf: leaf + 1, state.value))

@@ -100,14 +100,14 @@ class Agents(Training):
     def _placed(self, variables: dict[str, Any]) -> dict[str, Any]:
         return variables if self.place is None else jax.device_put(variables, self.place, may_alias=False)
 
-    def judge(self, variables: dict[str, Any], shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    def judge(self, variables: dict[str, Any], num_shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Greedy play: (one agent's metrics on its own game, or its environment reward on each; episodes as text)."""
         penalty = self.config.learning.invalid_action_reward
         episodes = {name: jax.device_get(play(variables)) for name, play in self.evaluators.items()}
         summaries = {name: players.summarize(played, self.games[name], penalty) for name, played in episodes.items()}
-        rows = range(min(shown, self.config.eval_episodes))
+        rows = range(min(num_shown, self.config.eval_episodes))
         text = []
-        if shown:
+        if num_shown:
             text = transcripts(self.policies[self.name], self.games[self.name], episodes[self.name], rows)
         if self.seeds is None:
             return summaries[self.name], text

@@ -52,7 +52,7 @@ class Training:
     network: ModelConfig
     mesh: Any
 
-    def judge(self, variables: dict[str, Any], shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    def judge(self, variables: dict[str, Any], num_shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Greedy play: (metrics, so many episodes as text)."""
         raise NotImplementedError
 
@@ -68,11 +68,11 @@ class Training:
         """{metric: number}."""
         return self.judge({"params": state.params, "lora": state.lora}, 0)[0]
 
-    def start(self, run_dir: pathlib.Path, resume: bool, shown: int) -> dict[str, Any]:
+    def start(self, run_dir: pathlib.Path, resume: bool, num_shown: int) -> dict[str, Any]:
         """The untrained model's evaluation, in results.json's form: played once, and read when a run is resumed.
 
         Args:
-          shown: episodes of the config's own game that are kept as text.
+          num_shown: episodes of the config's own game that are kept as text.
         """
         if not (resume and (run_dir / results.RESULTS).exists()):
             warnings, steps = self.too_short(), self.config.iterations * self.config.learning.updates_per_batch
@@ -83,7 +83,7 @@ class Training:
                 f"compiling the evaluation and playing {self.config.eval_episodes} episodes before training ...",
                 flush=True,
             )
-            before, text = self.judge(self.untrained(), shown)
+            before, text = self.judge(self.untrained(), num_shown)
             seeds, texts = 1 if self.seeds is None else self.seeds, {"before": text}
             results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=seeds, transcripts=texts)
         start = results.read(run_dir)

@@ -196,12 +196,12 @@ class TranscriptTraining(Training):
         state, metrics = _step(reader, learning)(state, lesson.rows)
         return state, {**metrics, **lesson.metrics}
 
-    def judge(self, variables: dict[str, Any], shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    def judge(self, variables: dict[str, Any], num_shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """See `Training.judge`; on the held-out tasks."""
         player = self.player(variables, greedy=True)
         game = limited(self.evaluated, self.config.eval_turns)
-        played = play(player, game, self.tasks.held_out.tasks, 0, pictured=shown)
-        text = [as_record(episode, game, self.writer.tokenizer) for episode in played[:shown]]
+        played = play(player, game, self.tasks.held_out.tasks, 0, pictured=num_shown)
+        text = [as_record(episode, game, self.writer.tokenizer) for episode in played[:num_shown]]
         return summarize(played, game, self.config.learning.invalid_action_reward), text
 
 

@@ -44,7 +44,7 @@ class Learner:
 class Models:
     """The model that learns, the large model, and models that play or judge as prompted."""
 
-    own: Learner = part(Learner(templates=TemplateOptions(shared=True)))
+    learner: Learner = part(Learner(templates=TemplateOptions(shared=True)))
     aggregator: str = option(
         "scripted", "the large model, which aggregates and improves: scripted (rules), endpoint, or a local model"
     )
@@ -80,7 +80,7 @@ class Models:
 
     def large(self, name: str, rules: Mapping[str, Script], run_dir: pathlib.Path, usage: Usage) -> LanguageModel:
         """The large model, or one that is evaluated as prompted, its calls counted; see `models.large_model`."""
-        local = {"mesh": players.parse_mesh(self.own.mesh), "templates": self.own.templates}
+        local = {"mesh": players.parse_mesh(self.learner.mesh), "templates": self.learner.templates}
         return metered(models.large_model(name, rules, run_dir, usage, self.endpoint, **local), usage)
 
     def validate(
@@ -100,7 +100,7 @@ class Models:
           ask: see `models.check_large_model`.
         """
         taught = large_max_tokens * (self.aggregator != "scripted")
-        model, templates, names = self.own.model, self.own.templates, self.labels.values()
+        model, templates, names = self.learner.model, self.learner.templates, self.labels.values()
         check_rows(model, examples, row_tokens, max_tokens, taught, templates)
         local_models.check_templates(templates, model, self.aggregator, *names)
         for name, chats in ((self.aggregator, []), *((name, [prompt_of(name)]) for name in names)):
