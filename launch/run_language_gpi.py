@@ -211,7 +211,7 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
     model = metered(models.large_model(name, SCRIPTS, run_dir, usage, server, templates=config.templates), usage)
     jobs = config.jobs()
 
-    def path(maze: str, row: Row) -> pathlib.Path:
+    def path(maze: str, row: GPIMethod) -> pathlib.Path:
         return run_dir / "rows" / f"{maze}_{row.name}.json"
 
     (run_dir / "rows").mkdir(exist_ok=True)

@@ -235,8 +235,8 @@ def dry_run(config: ActorCriticRunConfig, opponents: tuple[str, ...]) -> str:
         prompted = plan.model(0, "{} (as prompted)", is_paid=is_paid, once=once)
         play_prompted(setup(config, "random", prompted, model=name), prompted, config.eval_games, config.seed)
     return (
-        f"{used.learner.model}; aggregator and improver: {used.aggregator} {used.endpoint.endpoint_model}. "
-        f"Nothing is sent. Rules replied in one iteration against the random opponent; here are {config.iterations} iterations "
+        f"{used.learner.model}; aggregator and improver: {used.aggregator} {used.endpoint.endpoint_model}. Nothing is "
+        f"sent. Rules replied in one iteration against the random opponent; here are {config.iterations} iterations "
         f"against {len(opponents)} opponents. Replies, also those quoted in prompts, are counted at their maximum "
         f"length.\n{plan.table(used.endpoint.token_budget, 'iterations', config.iterations)}"
     )

@@ -182,11 +182,11 @@ def test_evaluate_plays_a_host_game_with_any_model(whole, folder, lines, capsys)
 
 def test_a_model_that_has_not_learned_the_game_is_said(lines, tmp_path):
     with pytest.raises(ValueError, match="nano has not learned x's transcripts.* give --model smollm2"):
-        players.check_reader("nano", "x", "", given=False)
-    assert "hardly any of its actions" in players.check_reader("nano", "x", "", given=True)
-    assert "--model nano_babyai, which has, or" in players.check_reader("nano", "babyai", "nano_babyai", given=True)
-    assert not players.check_reader("nano_babyai", "babyai", "nano_babyai", given=False)
-    assert not players.check_reader("smollm2", "x", "", given=False)
+        players.check_reader("nano", "x", "", is_chosen=False)
+    assert "hardly any of its actions" in players.check_reader("nano", "x", "", is_chosen=True)
+    assert "--model nano_babyai, which has, or" in players.check_reader("nano", "babyai", "nano_babyai", is_chosen=True)
+    assert not players.check_reader("nano_babyai", "babyai", "nano_babyai", is_chosen=False)
+    assert not players.check_reader("smollm2", "x", "", is_chosen=False)
 
 
 def test_bad_input(folder, lines, tmp_path):
