@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import numbers
@@ -131,7 +132,9 @@ def options(config: Any) -> list[Option]:
 
 
 def _options(config: Any, path: tuple[str, ...] = (), names: Mapping[str, str] = {}, without=frozenset()) -> Iterator:
-    for field in dataclasses.fields(config):
+    declared_here = inspect.get_annotations(type(config))
+    # A config that extends another lists its own options first.
+    for field in sorted(dataclasses.fields(config), key=lambda field: field.name not in declared_here):
         if field.name in without:
             continue
         value, meta = getattr(config, field.name), field.metadata

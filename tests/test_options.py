@@ -54,6 +54,14 @@ def test_options_are_flat_with_the_parts_own_names_and_defaults():
     assert by_name["oven_heat"].group is Oven and by_name["oven_heat"].path == ("oven", "heat")
 
 
+def test_a_config_that_extends_another_lists_its_own_options_first():
+    @dataclasses.dataclass(frozen=True)
+    class Gateau(Cake):
+        layers: int = option(2, "how many")
+
+    assert list(flat(Gateau())) == ["layers", *flat(Cake())]
+
+
 def test_make_and_replace_take_flat_names():
     cake = make(Cake, oven_heat=100.0, size=5)
     assert cake == Cake(size=5, oven=Oven(heat=100.0))
