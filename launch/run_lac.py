@@ -235,13 +235,13 @@ def run(
     def one(name: str) -> dict[str, Any]:
         clock, method = time.perf_counter(), METHODS[name]
         dialogue = prompts.dialogue_of(method, game, config.prompts, config.model, model.facts.tokenizer, room)
-        own = setting
+        played = setting
         if policy:
-            read = prompts.context_of(policy, config.prompts.context_tokens)
-            acting = prompts.dialogue_of(method, game, config.prompts, config.policy, policy.tokenizer, read)
+            context = prompts.context_of(policy, config.prompts.context_tokens)
+            acting = prompts.dialogue_of(method, game, config.prompts, config.policy, policy.tokenizer, context)
             apart = prompts.acts_apart(setting.model, metered(policy, usage), acting)
-            own = dataclasses.replace(setting, model=apart)
-        result = run_method(own, name, method, dialogue, tasks)
+            played = dataclasses.replace(setting, model=apart)
+        result = run_method(played, name, method, dialogue, tasks)
         print(f"{method.title}: {tables.line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
         return result
 
