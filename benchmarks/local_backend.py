@@ -1,4 +1,4 @@
-"""The local backend beside the naive way, and LAC's calls with its key/value cache and without.
+"""The local backend beside the naive way, and LAC's calls with a session and without.
 
     python -m benchmarks.local_backend                                            # the nano model
     python -m benchmarks.local_backend --lac                                      # nano_babyai, whole LAC episodes
@@ -31,6 +31,7 @@ from benchmarks.timing import in_turns, medians, parser_of, print_head, print_ro
 from nlrl_jax import envs
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.session import Session
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.lm.generate import generate
@@ -107,6 +108,11 @@ def ours_score(local, chats):
     return sum(len(row) for row in local.score(chats, [CELLS] * len(chats), "policy"))
 
 
+def with_session(local, megabytes):
+    """The model with an empty session, or none."""
+    return dataclasses.replace(local, kv_session=Session.of_size(local.model.config, megabytes))
+
+
 def backend(args):
     """Prints the table of the local backend beside the naive way."""
     local, n = local_models.local_model(args.model or "nano", chat=False, rows=args.rows), args.chats
@@ -122,7 +128,7 @@ def backend(args):
     for name, (slow, fast, chats, options) in jobs.items():
         ways = {"naive": (slow, local)}
         ways |= {f"refill {f}": (fast, dataclasses.replace(local, refill=f)) for f in args.refill}
-        ways |= {f"cache of {mb} MB": (fast, dataclasses.replace(local, cache_mb=mb)) for mb in args.cache_mb}
+        ways |= {f"session of {mb} MB": (fast, with_session(local, mb)) for mb in args.cache_mb}
         for function, model in ways.values():
             # Compiles: a part of the work that meets the shapes of all of it.
             function(model, chats[:: max(1, len(chats) // (5 * args.rows))], *options)
@@ -142,14 +148,14 @@ def backend(args):
 
 
 def lac(args):
-    """Prints how long LAC takes with the key/value cache and without; each repeat begins with an empty cache."""
+    """Prints how long LAC takes with a session and without; each repeat begins with an empty session."""
     name, game, method = args.model or "nano_babyai", envs.make_host("babyai", max_steps=args.steps), METHODS["lac"]
     local = local_models.local_model(name, chat=False, rows=args.rows)
     dialogue = dialogue_of(method, game, PromptConfig(), name, local.tokenizer, local.model.config.max_positions)
     tasks = tasks_of(game, ("go to",), args.games, seed=0)
 
-    def play(cache_mb):
-        model, usage = dataclasses.replace(local, cache_mb=cache_mb), Usage()
+    def play(megabytes):
+        model, usage = with_session(local, megabytes), Usage()
         setting = Setting(metered(model, usage), usage, game, COMPACT, parallel=args.games)
         played = run_method(setting, "lac", method, dialogue, tasks)
         return played["seconds"], [one["steps"] for one in played["episodes"]]
@@ -157,7 +163,7 @@ def lac(args):
     sizes = [0.0, *(args.cache_mb or [1000.0])]
     runs = in_turns({mb: lambda _, mb=mb: play(mb) for mb in sizes}, 1 + args.repeats)  # the first compiles
     seconds = medians({mb: [took for took, _ in rows[1:]] for mb, rows in runs.items()})
-    print_head("cache, MB", "s", "ratio", "same episodes")
+    print_head("session, MB", "s", "ratio", "same episodes")
     for mb, took in seconds.items():
         print_row(f"{mb:g}", f"{took:.2f}", f"{took / seconds[0.0]:.3f}", runs[mb][-1][1] == runs[0.0][-1][1])
 
@@ -165,8 +171,8 @@ def lac(args):
 def main() -> None:
     parser = parser_of(__doc__, repeats=1, chats=2000, rows=64, model="", max_tokens=0)
     parser.add_argument("--refill", type=float, nargs="*", default=[LocalModel.refill])
-    parser.add_argument("--cache_mb", type=float, nargs="*", default=[], help="also with caches of these sizes")
-    parser.add_argument("--lac", action="store_true", help="measure LAC, without a cache and with one of 1000 MB")
+    parser.add_argument("--cache_mb", type=float, nargs="*", default=[], help="also with sessions of these sizes")
+    parser.add_argument("--lac", action="store_true", help="measure LAC, without a session and with one of 1000 MB")
     parser.add_argument("--games", type=int, default=8, help="of LAC")
     parser.add_argument("--steps", type=int, default=30, help="of LAC's games")
     args = parser.parse_args()

@@ -11,12 +11,14 @@ import numpy as np
 
 from nlrl_jax.algorithms.policy_gradient import Loss
 from nlrl_jax.backends.batching import bucket
-from nlrl_jax.backends.program_shapes import Shapes
+from nlrl_jax.lm.acting import is_large
+from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.rollouts.transcripts import TranscriptTurn
 
+KEY_READS = 34  # multiplications in the time that loading a key and reading it for all its queries take
 ENOUGH = 2048  # tokens that keep a large model busy; more of them in a micro-batch only take memory
 
 
@@ -106,9 +108,17 @@ def transcripts_of(
 def rows_at_a_time(rows: int, length: int, micro_batch: int, model: Transformer) -> int:
     """Rows of a micro-batch, see `pack`."""
     size = max(1, bucket(rows, 1) // 8)
-    if model.mesh is None and Shapes(model.config).large:
+    if model.mesh is None and is_large(model.config):
         size = min(size, max(1, ENOUGH // length))
     return whole_rows(min(micro_batch, rows) or size, model.mesh)
+
+
+def work_of(config: ModelConfig, rows: int, length: int) -> float:
+    """Multiplications for rows of `length` tokens each, and what takes as long: the reading of keys and values."""
+    table = config.vocab_size * config.hidden_size
+    blocks = config.num_params - table * (1 if config.tie_embeddings else 2)
+    keys = rows * length * (length * config.num_heads + KEY_READS * config.num_kv_heads)
+    return rows * length * blocks + 2 * keys * config.head_dim * config.num_layers
 
 
 def fill(
@@ -120,8 +130,8 @@ def fill(
     lengths, from the longest transcript's to twice as much or `ENOUGH`.
     """
     longest = max(len(transcript.tokens) for transcript in transcripts)
-    power, shapes = bucket(longest, 64), Shapes(model.config)
-    if not shapes.large:
+    power = bucket(longest, 64)
+    if not is_large(model.config):
         length = min(power, room)
         return length, first_fit(transcripts, length)
 
@@ -130,7 +140,7 @@ def fill(
         size = rows_at_a_time(len(rows), length, micro_batch, model)
         # Rows of the last micro-batch are computed even where they are empty.
         computed = -(-len(rows) // size) * size
-        return shapes.cost("read", (computed * length, computed, length, length))
+        return work_of(model.config, computed, length)
 
     # Candidates for the length, a sixteenth of a power of two apart, so that different batches share programs.
     step = max(power // 16, 16)

@@ -1,12 +1,10 @@
-"""How the rows of a call are packed: duplicates, the shared prefix, length buckets. Plain Python on the host."""
+"""How the rows of a call are packed: duplicates and length buckets. Plain Python on the host."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, TypeVar
-
-import numpy as np
 
 T = TypeVar("T", bound=Hashable)
 
@@ -40,34 +38,11 @@ def bucket(n: int, smallest: int = 16) -> int:
     return smallest << max(0, -(-n // smallest) - 1).bit_length()
 
 
-def rows_for(n: int, most: int | None = None) -> int:
-    """Rows of a program for n: 1, 2, 3, 4, 6, 8, 12, ... (powers of two and what is halfway), at most `most`."""
-    power = 1 << max(0, n - 1).bit_length()
-    size = power * 3 // 4 if power > 2 and n <= power * 3 // 4 else power
-    return size if most is None else min(most, size)
-
-
-def left_padded(prompts: Sequence[Sequence[int]], rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens int32 [rows, length] of prompts, each at its row's end, and their lengths; rows without one have 1."""
-    tokens, lengths = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
-    for i, prompt in enumerate(prompts):
-        tokens[i, length - len(prompt) :], lengths[i] = prompt, len(prompt)
-    return tokens, lengths
-
-
 def distinct(items: Sequence[T]) -> tuple[list[T], list[int]]:
     """The different items in the order of their first appearance, and for each item its place among them."""
     places: dict[T, int] = {}
     which = [places.setdefault(item, len(places)) for item in items]
     return list(places), which
-
-
-def shared_prefix(prompts: Sequence[Sequence[int]], multiple: int = 32) -> int:
-    """Tokens that all prompts begin with, rounded down to a multiple; each keeps at least one token of its own."""
-    first, last = min(prompts), max(prompts)  # the two that differ first, in lexical order
-    most = min(len(prompt) for prompt in prompts) - 1
-    common = next((i for i in range(most) if first[i] != last[i]), most)
-    return common // multiple * multiple
 
 
 def plan(lengths: Sequence[int], counts: Sequence[int], rows: int) -> list[Batch]:

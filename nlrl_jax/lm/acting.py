@@ -26,7 +26,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from nlrl_jax.lm import placement, products
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import memory_of, platform_of
-from nlrl_jax.lm.transformer import KeyValues, Transformer, param_specs
+from nlrl_jax.lm.transformer import HeadKeyValues, KeyValues, Transformer, param_specs
 
 LARGE = 4e6  # bytes of a layer from which `views` pays: a smaller one stays in the processor's cache
 WEIGHTS = ("auto", "shared", "apart", "merged")
@@ -167,6 +167,13 @@ def _side_by_side(parts: list[Any]) -> Any:
     return {name: join(name)(*(part[name] for part in parts)) for name in parts[0]}
 
 
+def is_large(config: ModelConfig) -> bool:
+    """Whether a layer's weights do not stay in a processor's cache, so that each of them is read for every token."""
+    heads = 1 if config.tie_embeddings else 2
+    blocks = config.num_params - heads * config.vocab_size * config.hidden_size
+    return 4 * blocks / config.num_layers >= LARGE
+
+
 def _layers(config: ModelConfig, blocks: Any) -> tuple[Any, ...]:
     layer = lambda i: jax.tree.map(lambda x: x[i], blocks)
     return tuple(layer(i) for i in range(config.num_layers))
@@ -215,11 +222,12 @@ def _has_room(model: Transformer, params: Any) -> bool:
     return memory is not None and 3 * size <= memory
 
 
-def own_slots(variables: Any, kv: KeyValues, rows: int) -> KeyValues:
-    """Keys and values [layers, R or more, W, K, D] for a loop that decodes R `rows`: by layer if the blocks are."""
+def own_slots(variables: Any, kv: KeyValues | HeadKeyValues, rows: int) -> KeyValues | HeadKeyValues:
+    """A cache of R `rows` or more for a loop that decodes R `rows`: by layer if the blocks are."""
     if not isinstance(variables["params"]["blocks"], tuple):
         return kv
-    return KeyValues(*(tuple(t[i : i + 1, :rows] for i in range(t.shape[0])) for t in kv))
+    rows = None if isinstance(kv, HeadKeyValues) else rows
+    return type(kv)(*(tuple(t[i : i + 1, :rows] for i in range(t.shape[0])) for t in kv))
 
 
 def own_prefix(variables: Any, prefix: KeyValues | None) -> KeyValues | None:
@@ -229,10 +237,10 @@ def own_prefix(variables: Any, prefix: KeyValues | None) -> KeyValues | None:
     return KeyValues(*(tuple(t[i] for i in range(t.shape[0])) for t in prefix))
 
 
-def joined_slots(kv: KeyValues, after: KeyValues) -> KeyValues:
+def joined_slots(kv: KeyValues | HeadKeyValues, after: KeyValues | HeadKeyValues) -> KeyValues | HeadKeyValues:
     """`kv` with what `own_slots` gave the loop as it is after it."""
     if not isinstance(after.k, tuple):
         return after
     for i, layer in enumerate(zip(*after)):
-        kv = KeyValues(*(t.at[i : i + 1, : new.shape[1]].set(new) for t, new in zip(kv, layer)))
+        kv = type(kv)(*(t.at[i : i + 1, : new.shape[1]].set(new) for t, new in zip(kv, layer)))
     return kv

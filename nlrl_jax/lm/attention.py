@@ -6,8 +6,6 @@ key/value head, D head size.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,71 +80,3 @@ def attend(
         out = jnp.einsum("kbqp,kpd->kbqd", weights[..., :P], prefix_v)
         out = out + jnp.einsum("kbqs,kbsd->kbqd", weights[..., P:], v)
     return out.reshape(K, B, R, L, D).transpose(1, 3, 0, 2, 4).reshape(B, L, heads, D)
-
-
-class Context(NamedTuple):
-    """Keys and values that groups of queries share, each query a beginning of them.
-
-    Queries are numbered `row * L + place in the row`. In a model call k and v have a leading layers axis.
-
-    k, v: [K, G, C, D].
-    members: int32 [G, N], the queries of each group; any number where `visible` is 0.
-    visible: int32 [G, N], how many of the C keys each of them sees.
-    place: int32 [B * L], where each query stands in `members` (group * N + member); -1: in no group.
-    """
-
-    k: jax.Array
-    v: jax.Array
-    members: jax.Array
-    visible: jax.Array
-    place: jax.Array
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """G, C, N."""
-        return *self.members.shape[:1], self.k.shape[-2], *self.members.shape[1:]
-
-
-def attend_contexts(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, contexts: tuple[Context, ...]
-) -> jax.Array:
-    """`attend` over (contexts, own keys) as one distribution. Keys of a context are read once for a whole group.
-
-    Args:
-      q, k, v, mask: see `attend`; every query must see one of its own keys.
-    """
-    B, L, heads, D = q.shape
-    K = k.shape[2]
-    R = heads // K
-    q = (q * jnp.asarray(D**-0.5, q.dtype)).reshape(B * L, K, R, D)
-    rows = q.reshape(B, L, K, R, D).transpose(2, 0, 1, 3, 4).reshape(K, B, L * R, D)
-    out, top, total = _partial(rows, k.transpose(2, 0, 1, 3), v.transpose(2, 0, 1, 3), jnp.repeat(mask, R, axis=1))
-    # [K, B, L * R, ...] to [B * L, K, R, ...]
-    parts = [tuple(t.reshape(K, B * L, R, *t.shape[3:]).swapaxes(0, 1) for t in (out, top, total))]
-    for context in contexts:
-        G, N = context.members.shape
-        own = q[context.members].transpose(2, 0, 1, 3, 4).reshape(K, G, N * R, D)
-        visible = jnp.arange(context.k.shape[2]) < context.visible[..., None]
-        out, top, total = _partial(own, context.k, context.v, jnp.repeat(visible, R, axis=1))
-        out, top, total = (
-            t.reshape(K, G * N, R, *t.shape[3:])[:, context.place].swapaxes(0, 1) for t in (out, top, total)
-        )
-        parts.append((out, jnp.where((context.place >= 0)[:, None, None], top, MASKED), total))
-    highest = jnp.stack([top for _, top, _ in parts]).max(0)
-    shares = [jnp.exp(top - highest) for _, top, _ in parts]
-    total = sum(part[2] * share for part, share in zip(parts, shares))
-    out = sum(part[0] * share[..., None] for part, share in zip(parts, shares)) / total[..., None]
-    return out.astype(q.dtype).reshape(B, L, heads, D)
-
-
-def _partial(q, k, v, mask):
-    """Softmax without its division: (sum of weighted values, highest score, sum of weights), all float32.
-
-    q [K, G, Q, D]; k, v [K, G, S, D]; mask [G, Q, S]. Without a visible key the highest score is `MASKED`.
-    """
-    scores = jnp.einsum("kgqd,kgsd->kgqs", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask, scores, MASKED)
-    top = scores.max(-1)
-    weights = jnp.exp(scores - top[..., None])
-    out = jnp.einsum("kgqs,kgsd->kgqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    return out, top, weights.sum(-1)

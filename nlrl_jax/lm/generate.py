@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from nlrl_jax.lm.decode import Rows, decode, prefill, running, write
+from nlrl_jax.lm.decode import Rows, decode, placed_kv, running, write
 from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache, prefix_length
 from nlrl_jax.types import Sampling
 
@@ -60,6 +60,20 @@ def compute_prefix(model: Transformer, variables: Any, tokens: jax.Array) -> Key
     positions = jnp.arange(tokens.shape[0])
     _, kv = model.apply(variables, tokens[None], positions[None], collect=True)
     return KeyValues(kv.k[:, 0], kv.v[:, 0])
+
+
+def prefill(
+    model: Transformer, variables: Any, prompts: jax.Array, lengths: jax.Array, prefix: KeyValues | None = None
+) -> tuple[KeyValues, jax.Array]:
+    """Reads left-padded prompts int32 [M, S] of `lengths` [M] (each at least 1), after the prefix.
+
+    Returns: keys and values [layers, M, S, K, D], and the hidden states [M, H] of the last tokens.
+    """
+    S = prompts.shape[1]
+    slots, pad = jnp.arange(S), (S - lengths)[:, None]
+    positions = prefix_length(prefix) + jnp.maximum(slots - pad, 0)
+    hidden, kv = model.apply(variables, prompts, positions, valid=slots >= pad, prefix=prefix, collect=True)
+    return placed_kv(kv, model.mesh), hidden[:, -1]
 
 
 def row_sizes(batch: int, mesh: Mesh | None = None) -> tuple[int, ...]:
@@ -176,9 +190,9 @@ def _read_distinct(model, variables, prompts, lengths, N, prefix, active, order)
         n, kv, hidden = carry
         at = jnp.minimum(n, B - block)
         these = jax.lax.dynamic_slice_in_dim(read, at, block)
-        found = prefill(model, variables, prompts[these], lengths[these], prefix)
+        block_kv, block_hidden = prefill(model, variables, prompts[these], lengths[these], prefix)
         put = lambda old, new: jax.lax.dynamic_update_slice(old, new, (0, at) + (0,) * (old.ndim - 2))
-        return n + block, KeyValues(*map(put, kv, found.kv)), hidden.at[at + jnp.arange(block)].set(found.hidden)
+        return n + block, KeyValues(*map(put, kv, block_kv)), hidden.at[at + jnp.arange(block)].set(block_hidden)
 
     config = model.config
     kv, hidden = empty_cache(config, B, S + N).kv, jnp.zeros((B, config.hidden_size), config.dtype)

@@ -36,6 +36,17 @@ class KeyValues(NamedTuple):
     v: jax.Array
 
 
+class HeadKeyValues(NamedTuple):
+    """A cache with the heads in front: [layers, K, B, S, D], or a tuple with [1, K, B, S, D] per layer.
+
+    Attention reads it as it lies. From `KeyValues` XLA:CPU copies all keys and values of a layer for every token, which
+    takes six times as long as attention itself; programs that keep their cache from call to call have this one.
+    """
+
+    k: jax.Array
+    v: jax.Array
+
+
 def prefix_length(prefix: KeyValues | None) -> int:
     """P, or 0 without a prefix."""
     return 0 if prefix is None else prefix.k.shape[1]
@@ -47,8 +58,13 @@ class Cache(NamedTuple):
     It may have more rows than the tokens that it is given with: those use its first rows.
     """
 
-    kv: KeyValues
+    kv: KeyValues | HeadKeyValues
     index: jax.Array  # int32 []
+
+
+def num_slots(kv: KeyValues | HeadKeyValues) -> int:
+    """S of a cache's keys and values."""
+    return jax.tree.leaves(kv)[0].shape[3 if isinstance(kv, HeadKeyValues) else 2]
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
@@ -137,7 +153,7 @@ class Attention(nn.Module):
     alone: bool
 
     @nn.compact
-    def __call__(self, x, cos, sin, mask, prefix, contexts, cache: Cache | None, layer):
+    def __call__(self, x, cos, sin, mask, prefix, cache: Cache | None, layer):
         """x [B, L, H] -> (output [B, L, H], this layer's (k, v) of x, cache with x written into it).
 
         mask: bool [B, L, S], or with `blocks` a `Sight`.
@@ -162,16 +178,21 @@ class Attention(nn.Module):
         # Keys are cached rotated, so that a later call need not know their positions.
         q, k = attention.rotate(q, cos, sin), attention.rotate(k, cos, sin)
         new = (k, v)
-        if cache is not None:
+        if cache is not None and isinstance(cache.kv, HeadKeyValues):
+            start = (layer, 0, 0, cache.index, 0)
+            heads = [t.transpose(2, 0, 1, 3)[None] for t in new]
+            kv = HeadKeyValues(*(jax.lax.dynamic_update_slice(old, t, start) for old, t in zip(cache.kv, heads)))
+            cache = cache._replace(kv=kv)
+            # [K, B, S, D] to [B, S, K, D]: attention takes this back, and the compiler leaves out both.
+            k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False).transpose(1, 2, 0, 3) for t in kv)
+        elif cache is not None:
             # Written in place: cache [layers, B, S, K, D], this layer's rows from slot `index` on.
             start = (layer, 0, cache.index, 0, 0)
             kv = KeyValues(*(jax.lax.dynamic_update_slice(old, t[None], start) for old, t in zip(cache.kv, new)))
             cache = cache._replace(kv=kv)
             # Only the rows of this batch: the cache may have more.
             k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False)[:B] for t in kv)
-        if contexts:
-            out = attention.attend_contexts(q, k, v, mask, contexts)
-        elif self.blocks:
+        if self.blocks:
             out = blockwise.attend(q, k, v, mask, self.blocks, prefix)
         else:
             out = attention.attend(q, k, v, mask, prefix)
@@ -190,13 +211,12 @@ class Block(nn.Module):
     alone: bool = False
 
     @nn.compact
-    def __call__(self, carry, prefix, shared, layer, cos, sin, mask, maps):
+    def __call__(self, carry, prefix, layer, cos, sin, mask):
         c = self.config
         x, cache = carry
-        contexts = tuple(attention.Context(*kv, *groups) for kv, groups in zip(shared, maps, strict=True))
         x = constrain(x, self.mesh, ("batch", "length", None))
         out, kv, cache = Attention(c, self.mesh, self.blocks, self.alone, name="attention")(
-            RMSNorm(c, name="attention_norm")(x), cos, sin, mask, prefix, contexts, cache, layer
+            RMSNorm(c, name="attention_norm")(x), cos, sin, mask, prefix, cache, layer
         )
         x = x + out
         h = RMSNorm(c, name="mlp_norm")(x)
@@ -242,7 +262,6 @@ class Transformer(nn.Module):
         collect: bool = False,
         segments: jax.Array | None = None,
         sees: jax.Array | None = None,
-        contexts: tuple[attention.Context, ...] = (),
     ) -> tuple[jax.Array, Cache | KeyValues | None]:
         """Hidden states after the final norm.
 
@@ -255,7 +274,6 @@ class Transformer(nn.Module):
           collect: return the keys and values of these tokens (then `cache` must be None).
           segments: int [B, L], which sequence of its row a token belongs to, without a cache: none sees another.
           sees: bool [B, L, L], which tokens each one attends to, without a cache, in place of all before it.
-          contexts: keys and values that groups of these tokens share (then `prefix` must be None).
 
         Returns: (hidden [B, L, H], the advanced cache; or the collected KeyValues [layers, B, L, K, D]; or None).
 
@@ -269,11 +287,11 @@ class Transformer(nn.Module):
         expect("rows slots", **present(valid=valid))
         expect("rows L L", {"L": sizes["L"]}, **present(sees=sees))
         B, L = tokens.shape
-        slots = L if cache is None else jax.tree.leaves(cache.kv.k)[0].shape[2]
+        slots = L if cache is None else num_slots(cache.kv)
         first = 0 if cache is None else cache.index
         mask = blockwise.Sight(first, valid, segments, sees)
         context = slots if prefix is None else jax.tree.leaves(prefix.k)[0].shape[-3] + slots
-        blocks = None if contexts else blockwise.blocks_for(self.mesh, B, c.num_heads, L, context, first)
+        blocks = blockwise.blocks_for(self.mesh, B, c.num_heads, L, context, first)
         if blocks is None:
             # Short texts: the whole mask [B, L, S] at once. Long ones ask for a block of it at a time.
             mask = jnp.broadcast_to(mask.mask(0, L, 0, slots), (B, L, slots))
@@ -289,17 +307,16 @@ class Transformer(nn.Module):
             block,
             variable_axes={"params": 0, "lora": 0},
             split_rngs={"params": True},
-            in_axes=(0, 0, 0, nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
+            in_axes=(0, 0, nn.broadcast, nn.broadcast, nn.broadcast),
             length=c.num_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(c, self.mesh, collect, blocks, name="blocks")
         prefix = None if prefix is None else tuple(prefix)
-        shared, maps = tuple((t.k, t.v) for t in contexts), tuple(tuple(t[2:]) for t in contexts)
         if isinstance(self.get_variable("params", "blocks"), tuple):
             unstacked = Block(c, self.mesh, collect, blocks, alone=True, parent=None)
-            (x, cache), kv = self._one_by_one(unstacked, (x, cache), prefix, shared, (cos, sin, mask, maps))
+            (x, cache), kv = self._one_by_one(unstacked, (x, cache), prefix, (cos, sin, mask))
         else:
-            (x, cache), kv = layers((x, cache), prefix, shared, jnp.arange(c.num_layers), cos, sin, mask, maps)
+            (x, cache), kv = layers((x, cache), prefix, jnp.arange(c.num_layers), cos, sin, mask)
         hidden = self.final_norm(x)
         if collect:
             return hidden, KeyValues(*kv)
@@ -315,27 +332,24 @@ class Transformer(nn.Module):
         x = lookup(self.embedding, constrain(tokens, self.mesh, ("group", None))).astype(self.config.dtype)
         return constrain(constrain(x, self.mesh, ("group", "length", "embed")), self.mesh, ("batch", "length", None))
 
-    def _one_by_one(self, block: Block, carry: Any, prefix: Any, shared: Any, rest: tuple) -> tuple[Any, Any]:
+    def _one_by_one(self, block: Block, carry: Any, prefix: Any, rest: tuple) -> tuple[Any, Any]:
         """What the `scan` over stacked blocks computes, for blocks that are a tuple."""
         (x, cache), kvs = carry, []
         params, lora = self.get_variable("params", "blocks"), self.get_variable("lora", "blocks")
         single = cache is not None and isinstance(cache.kv.k, tuple)
         written_caches: list[KeyValues] = []
-
-        def layer(i):
-            return (prefix and tuple(t[i] for t in prefix), jax.tree.map(lambda t: t[i], shared))
-
         for i in range(self.config.num_layers):
             variables = {"params": params[i]} if lora is None else {"params": params[i], "lora": lora[i]}
-            layer_cache = cache._replace(kv=KeyValues(cache.kv.k[i], cache.kv.v[i])) if single else cache
-            (x, layer_cache), kv = block.apply(variables, (x, layer_cache), *layer(i), 0 if single else i, *rest)
+            layer_prefix = prefix and tuple(t[i] for t in prefix)
+            layer_cache = cache._replace(kv=type(cache.kv)(cache.kv.k[i], cache.kv.v[i])) if single else cache
+            (x, layer_cache), kv = block.apply(variables, (x, layer_cache), layer_prefix, 0 if single else i, *rest)
             kvs.append(kv)
             if single:
                 written_caches.append(layer_cache.kv)
             else:
                 cache = layer_cache
         if single:
-            cache = cache._replace(kv=KeyValues(*zip(*written_caches)))
+            cache = cache._replace(kv=type(cache.kv)(*zip(*written_caches)))
         return (x, cache), jax.tree.map(lambda *t: jnp.stack(t), *kvs)
 
     def unembed(self, hidden: jax.Array, head: tuple[jax.Array, jax.Array] | None = None) -> jax.Array:

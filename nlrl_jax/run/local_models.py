@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.session import Session
 from nlrl_jax.config import check_seed
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
@@ -33,7 +34,7 @@ def local_model(
     Args:
       dtype: of the computation and the weights; empty keeps the checkpoint's.
       chat: whether it needs a chat template; without one it can only continue open messages.
-      cache_mb, rows: memory of the key/value cache, and replies written at once; see `LocalModel`.
+      cache_mb, rows: memory of its `Session`, 0 for none, and replies written at once; see `LocalModel`.
       mesh: where its weights lie; the first device if None.
 
     Raises:
@@ -43,9 +44,8 @@ def local_model(
     loaded = load_model(name, dtype or None, dtype or None, mesh=mesh, templates=templates, **overrides)
     if chat:
         _check_chat(name, loaded.tokenizer)
-    return LocalModel(
-        Transformer(loaded.config, mesh=mesh), {"params": loaded.params}, loaded.tokenizer, rows, cache_mb=cache_mb
-    )
+    network, session = Transformer(loaded.config, mesh=mesh), Session.of_size(loaded.config, cache_mb)
+    return LocalModel(network, {"params": loaded.params}, loaded.tokenizer, rows, kv_session=session)
 
 
 def trainable_model(

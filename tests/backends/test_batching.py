@@ -1,8 +1,5 @@
 """The packing of rows, against its definition."""
 
-import hypothesis
-import hypothesis.strategies as st
-
 from nlrl_jax.backends import batching
 
 
@@ -12,25 +9,8 @@ def test_buckets_are_few_and_hold_what_they_must():
     assert [batching.bucket(n, 4) for n in (1, 4, 5, 8, 9)] == [4, 4, 8, 8, 16]
 
 
-def test_rows_are_padded_by_less_than_half_and_at_most_to_the_program_s():
-    assert sorted({batching.rows_for(n) for n in range(65)}) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
-    assert [batching.rows_for(n) for n in (0, 1, 3, 5, 6, 7, 33, 48, 49)] == [1, 1, 3, 6, 6, 8, 48, 48, 64]
-    assert batching.rows_for(900, 64) == 64 and batching.rows_for(7, 5) == 5
-
-
 def test_distinct_items_keep_their_order():
     assert batching.distinct(["b", "a", "b", "c", "a"]) == (["b", "a", "c"], [0, 1, 0, 2, 1])
-
-
-@hypothesis.given(
-    st.lists(st.integers(0, 2), max_size=9), st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1)
-)
-def test_the_shared_prefix_is_the_longest_that_leaves_a_token_to_each(front, tails):
-    prompts = [tuple(front + tail) for tail in tails]
-    got = batching.shared_prefix(prompts, multiple=1)
-    good = lambda n: all(len(p) > n and p[:n] == prompts[0][:n] for p in prompts)
-    assert good(got) and not good(got + 1)
-    assert batching.shared_prefix(prompts, multiple=4) == got // 4 * 4
 
 
 def test_prompts_of_a_bucket_run_together_and_small_buckets_join_the_next_longer():

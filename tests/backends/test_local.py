@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nlrl_jax.backends import local
+from nlrl_jax.backends import engine, engine_shapes, prefill, scoring
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.session import Session
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.transformer import Transformer
@@ -82,7 +83,8 @@ def log_prob(model, chat, continuation):
 
 def count(monkeypatch, name, measure):
     """Adds up measure(arguments, result) over the calls of one of the module's programs."""
-    calls, program = [], getattr(local, name)
+    module = prefill if name == "_read" else engine
+    calls, program = [], getattr(module, name)
 
     def counted(*args):
         before = measure(args, None)
@@ -90,7 +92,7 @@ def count(monkeypatch, name, measure):
         calls.append(measure(args, out) if before is None else measure(args, out) - before)
         return out
 
-    monkeypatch.setattr(local, name, counted)
+    monkeypatch.setattr(module, name, counted)
     return calls
 
 
@@ -106,7 +108,6 @@ def test_greedy_replies_are_those_of_generate(model, chats):
         {"rows": 2},
         {"rows": 8, "refill": 0.01},
         {"refill": 1.0},
-        {"share_prefix": False},
         {"rows": 64},
     ],
 )
@@ -130,12 +131,14 @@ def test_seed_and_role_change_the_draws_and_nothing_else_does(model, chats, repl
 
 
 def test_duplicate_prompts_are_read_once_and_each_gets_a_reply(model, chats, monkeypatch):
-    read = count(monkeypatch, "_prefill", lambda args, out: out and int((args[2] != 0).any(1).sum()))
     asked = [chats[0]] * 6 + [chats[1]] * 5
-    got = model.complete(asked, WARM, "policy")
-    assert sum(read) == 2
+    keeping = dataclasses.replace(model, kv_session=Session(CONFIG, 1.0))
+    got = keeping.complete(asked, WARM, "policy")
+    assert got == model.complete(asked, WARM, "policy")
+    both = [prompt_of(model, chat) for chat in chats[:2]]
+    assert keeping.kv_session.counts.read < sum(map(len, both)) + prefill.SHARED
     assert len(set(got[:6])) > 3 and len(set(got[6:])) > 3
-    decoded = count(monkeypatch, "_admit", lambda args, out: out and int((args[2] >= 0).sum()))
+    decoded = count(monkeypatch, "_admit_texts", lambda args, out: out and int((args[2] >= 0).sum()))
     model.complete(asked, WARM, "policy")
     assert sum(decoded) == 11
     decoded.clear()
@@ -155,15 +158,13 @@ def test_refill_takes_fewer_steps_than_whole_batches(model, chats, monkeypatch):
 
 
 def test_what_all_prompts_begin_with_is_read_once(model, chats, monkeypatch):
-    shared = count(monkeypatch, "_prefix", lambda args, out: out and len(args[2]))
-    read = count(monkeypatch, "_prefill", lambda args, out: out and int(args[3].sum()))
+    monkeypatch.setattr(engine_shapes, "LEAST_PREFIX", 32)
+    prefixes = count(monkeypatch, "_decode", lambda args, out: out and args[7] and args[7].k.shape[1])
     model.complete(chats, WARM, "policy")
-    assert shared == [32] and len(prompt_of(model, chats[0])) > 32
-    with_prefix, _ = sum(read), read.clear()
-    dataclasses.replace(model, share_prefix=False).complete(chats, WARM, "policy")
-    assert sum(read) - with_prefix == 32 * 11  # prompts that differ
+    assert set(prefixes) == {32} and len(prompt_of(model, chats[0])) > 32
+    prefixes.clear()
     model.complete([*chats, Chat.of("Hello")], WARM, "policy")
-    assert shared == [32]
+    assert set(prefixes) == {None}
 
 
 def test_a_model_that_never_ends_is_cut(model, chats):
@@ -176,7 +177,7 @@ def test_a_model_that_never_ends_is_cut(model, chats):
 def test_other_weights_of_one_config_compile_nothing(model, chats, replies):
     model.complete(chats, GREEDY, "policy")
     model.score(chats, [["up", "down it goes"]] * 13, "policy")
-    programs = (local._prefix, local._prefill, local._empty, local._admit, local._decode, local._score)
+    programs = (prefill.load, prefill._store, prefill._read, scoring._log_probs, engine._admit_texts, engine._decode)
     before = [program._cache_size() for program in programs]
     other = LocalModel(Transformer(CONFIG), other_weights(model), model.tokenizer, rows=4)
     assert other.complete(chats, WARM, "policy", seed=3) != replies
@@ -187,18 +188,16 @@ def test_other_weights_of_one_config_compile_nothing(model, chats, replies):
     assert [program._cache_size() for program in programs] == before
 
 
-def test_scores_are_those_of_a_full_forward_pass(model, chats, monkeypatch):
-    read = count(monkeypatch, "_prefill", lambda args, out: out and int((args[2] != 0).any(1).sum()))
+def test_scores_are_those_of_a_full_forward_pass(model, chats):
     texts = [["up", "down and then up again", "left"][: i % 4] for i in range(13)]
-    for variant in (model, dataclasses.replace(model, rows=64, share_prefix=False)):
-        read.clear()
+    keeping = dataclasses.replace(model, kv_session=Session(CONFIG, 1))
+    for variant in (model, dataclasses.replace(model, rows=64), keeping):
         got = variant.score(chats, texts, "policy")
         assert [len(row) for row in got] == [i % 4 for i in range(13)]
         for chat, row, scores in zip(chats, texts, got, strict=True):
             want = [log_prob(model, chat, text) for text in row]
             np.testing.assert_allclose([s.log_prob for s in scores], [p for p, _ in want], rtol=1e-4, atol=1e-3)
             assert [s.tokens for s in scores] == [n for _, n in want]
-        assert sum(read) == 11  # prompts that differ, however many continuations they have
 
 
 def test_the_nano_model_matches_plain_computation():
@@ -220,7 +219,7 @@ def test_empty_calls_return_nothing(model):
 
 
 def test_what_does_not_fit_is_refused_before_any_work(model, chats, monkeypatch):
-    read = count(monkeypatch, "_prefill", lambda args, out: 0)
+    read = count(monkeypatch, "_read", lambda args, out: 0)
     long = Chat.of("go up " * 33)
     n = len(prompt_of(model, long))
     assert 172 < n < 192

@@ -12,8 +12,9 @@ from nlrl_jax.lm import acting as prepared
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.acting import acting, by_layer
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
-from nlrl_jax.lm.transformer import Transformer, init_lora
+from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, prefill
+from nlrl_jax.lm.kv_rows import Texts, admit
+from nlrl_jax.lm.transformer import HeadKeyValues, Transformer, init_lora
 from nlrl_jax.types import Sampling
 from tests.lm.noise import noisy, noisy_params
 
@@ -74,10 +75,11 @@ def test_rows_that_go_on_keep_their_slots(variables, prompts):
 
     @functools.partial(jax.jit, static_argnums=1)
     def write(variables, pieces):
-        block = steps.prefill(MODEL, variables, prompts, LENGTHS)
-        rows = steps.admit(
-            steps.empty_rows(MODEL, 3, 12, 6), block, jnp.arange(3), jnp.arange(3), jnp.int32(6), jnp.int32(4)
-        )
+        kv, _ = prefill(MODEL, variables, prompts, LENGTHS)
+        kv = HeadKeyValues(*(jnp.moveaxis(t, 3, 1) for t in kv))  # heads in front
+        texts = Texts(kv, prompts[:, -1], LENGTHS)
+        rows = steps.empty_rows(MODEL, 3, 12, 6)
+        rows = admit(rows, texts, jnp.arange(3), jnp.arange(3), jnp.int32(6), jnp.int32(4))
         for limit in pieces:
             short = rows._replace(limit=jnp.full(3, limit))
             rows = steps.decode(MODEL, variables, short, KEY, jnp.int32(3), SAMPLING, jnp.zeros(40, bool))
@@ -87,7 +89,7 @@ def test_rows_that_go_on_keep_their_slots(variables, prompts):
     for pieces in ((6,), (2, 6)):
         found = write(alone, pieces)
         np.testing.assert_array_equal(found.tokens, want.tokens)
-        np.testing.assert_allclose(found.kv.k[:, :, 5:9], want.kv.k[:, :, 5:9], atol=1e-4)
+        np.testing.assert_allclose(found.kv.k[:, :, :, 5:9], want.kv.k[:, :, :, 5:9], atol=1e-4)
 
 
 @pytest.mark.parametrize("weights", prepared.WEIGHTS)

@@ -1,17 +1,16 @@
 """Resumable generation against `generate`, which is itself tested against full forward passes."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from nlrl_jax.lm import decode as steps
+from nlrl_jax.lm import kv_rows
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
+from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, prefill
 from nlrl_jax.lm.score import score
-from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.lm.transformer import HeadKeyValues, Transformer
 from nlrl_jax.types import Sampling
 from tests.lm.noise import noisy_params
 
@@ -24,8 +23,8 @@ S = 7
 LENGTHS = np.array([7, 1, 4, 3, 6], np.int32)
 
 run = jax.jit(generate, static_argnums=(0, 5, 6))
-prefill = jax.jit(steps.prefill, static_argnums=0)
-admit = jax.jit(steps.admit)
+read = jax.jit(prefill, static_argnums=0)
+admit = jax.jit(kv_rows.admit)
 decode = jax.jit(steps.decode, static_argnums=(0, 5))
 
 
@@ -47,18 +46,24 @@ def free(variables, prompts):
     return np.asarray(run(MODEL, variables, prompts, LENGTHS, KEY, GREEDY, NO_EOS).tokens)
 
 
+def heads_first(kv):
+    """[layers, B, S, K, D] to [layers, K, B, S, D]."""
+    return HeadKeyValues(*(jnp.moveaxis(t, 3, 1) for t in kv))
+
+
 class Desk:
     """Two rows, and what the host does with them."""
 
     def __init__(self, variables, prompts, sampling, eos, slots, prefix=None, num=2):
         self.variables, self.sampling, self.eos, self.prefix = variables, sampling, eos, prefix
-        self.block = prefill(MODEL, variables, prompts, LENGTHS, prefix)
+        kv, self.hidden = read(MODEL, variables, prompts, LENGTHS, prefix)
+        self.texts = kv_rows.Texts(heads_first(kv), prompts[:, -1], LENGTHS)
         self.rows = steps.empty_rows(MODEL, num, slots, sampling.max_tokens)
 
     def admit(self, source, index, draw=None):
         source = np.array(source, np.int32)
         draw = source if draw is None else np.array(draw, np.int32)
-        args = (self.rows, self.block, source, draw, np.int32(self.sampling.max_tokens), np.int32(index))
+        args = (self.rows, self.texts, source, draw, np.int32(self.sampling.max_tokens), np.int32(index))
         self.rows = admit(*args)
 
     def decode(self, stop_at):
@@ -135,18 +140,30 @@ def test_sampled_tokens_have_the_model_s_frequencies(variables, prompts):
     desk.admit(np.zeros(20_000), S, np.arange(20_000))
     desk.decode(20_000)
     got = np.bincount(np.asarray(desk.rows.tokens[:, 0]), minlength=40) / 20_000
-    logits = np.asarray(MODEL.apply(variables, desk.block.hidden[0], method="unembed"), np.float64) / 3.0
+    logits = np.asarray(MODEL.apply(variables, desk.hidden[0], method="unembed"), np.float64) / 3.0
     want = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     np.testing.assert_allclose(got, want, atol=5 * np.sqrt(0.25 / 20_000))
 
 
-@pytest.mark.parametrize("with_prefix", [False, True])
-def test_continuations_of_a_prompt_read_once_have_the_scorer_s_log_probs(variables, prompts, with_prefix):
-    prefix = compute_prefix(MODEL, variables, jnp.array([3, 1, 4])) if with_prefix else None
-    source = np.array([2, 0, 2, 1])
-    for C in (1, 4):
-        replies = jax.random.randint(jax.random.key(C), (4, C), 0, 40)
-        block = prefill(MODEL, variables, prompts, LENGTHS, prefix)
-        got = jax.jit(functools.partial(steps.score_continuations, MODEL))(variables, block, source, replies, prefix)
-        want = score(MODEL, variables, prompts[source], LENGTHS[source], replies, prefix)
-        np.testing.assert_allclose(got, want, atol=1e-4)
+def test_texts_that_are_read_in_chunks_and_kept_in_a_pool_are_those_of_one_pass(variables, prompts):
+    """Texts 0 and 4, of seven and six tokens: two tokens of each are known, the others are read in two chunks."""
+    whole = heads_first(read(MODEL, variables, prompts, LENGTHS, None)[0])
+    texts, start, tokens = np.array([0, 4]), (S - LENGTHS)[[0, 4]], np.asarray(prompts)[[0, 4]]
+    # Slots 2 and 3 hold text 0's first two tokens, slots 5 and 6 text 4's; slot 99 is nowhere.
+    source, into = np.array([0, 1, 4 * S + 1, 4 * S + 2, 3]), np.array([2, 3, 5, 6, 99])
+    pool = kv_rows.store(kv_rows.empty_pool(MODEL, 8), whole, source, into)
+    slots = np.full((2, S), -1)
+    slots[0, :2], slots[1, 1:3] = (2, 3), (5, 6)
+    rows, hidden = kv_rows.load(pool, slots), []
+    for at, size in ((2, 3), (5, 2)):
+        states, rows = kv_rows.read(MODEL, variables, rows, tokens[:, at : at + size], np.int32(at), start)
+        hidden.append(states)
+    for row, text in enumerate(texts):
+        np.testing.assert_allclose(rows.k[:, :, row, start[row] :], whole.k[:, :, text, start[row] :], atol=1e-4)
+        np.testing.assert_allclose(rows.v[:, :, row, start[row] :], whole.v[:, :, text, start[row] :], atol=1e-4)
+    targets = np.array([5, 6, 7])
+    got = kv_rows.next_log_probs(MODEL, variables, hidden[1], np.array([3, 1]), np.array([0, 1, 0]), targets)
+    # Token 3 of the last chunk is text 4's last one, token 1 text 0's.
+    replies = jnp.array([[5], [6], [7]])
+    want = score(MODEL, variables, prompts[np.array([4, 0, 4])], LENGTHS[[4, 0, 4]], replies)
+    np.testing.assert_allclose(got, want[:, 0], atol=1e-4)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nlrl_jax import envs
-from nlrl_jax.backends import kept_rows
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.session import Session
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
@@ -253,11 +253,14 @@ def reference(model):
     )
 
 
-@pytest.mark.parametrize("memory", [{}, {"cache_mb": 10.0}, {"keep_mb": 10.0}], ids=["none", "cache", "rows"])
-def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, memory, monkeypatch):
-    model, reads = dataclasses.replace(model, **memory), []
-    prefill = kept_rows._prefill
-    monkeypatch.setattr(kept_rows, "_prefill", lambda *args: reads.append(args) or prefill(*args))
+def keeping(model):
+    """The model with an empty session."""
+    return dataclasses.replace(model, kv_session=Session(model.model.config, 10.0))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, keeps):
+    model = keeping(model) if keeps else model
     who = TranscriptPlayer(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256)
     played = play(who, GAME, [("", 0)] * 9, 5)
     replies = [turn.replies[0] for one in played for turn in one.turns]
@@ -270,29 +273,36 @@ def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, memory
     table = jax.nn.log_softmax(model.model.apply(model.variables, hidden, method="unembed"))[0]
     at = np.arange(len(prompt), tokens.shape[1])
     np.testing.assert_allclose(written.log_probs, table[at - 1, tokens[0, at]], atol=2e-4)
-    fresh = dataclasses.replace(who, model=dataclasses.replace(model))  # with an empty cache
+    if keeps:
+        counts = model.kv_session.counts
+        assert counts.read < 0.5 * counts.asked
+    fresh = dataclasses.replace(who, model=keeping(model) if keeps else model)
     again = play(fresh, GAME, [("", 0)] * 9, 5)
     assert [turn.replies for one in again for turn in one.turns] == [t.replies for one in played for t in one.turns]
     ids = lambda episodes: [turn.replies[0].written.tokens for one in episodes for turn in one.turns]
     assert ids(played) == ids(reference)
-    assert len(reads) == 2 * ("keep_mb" in memory)  # the one first prompt, in each of the two plays
     assert 0.5 < model.row_steps.use <= 1
 
 
-def test_a_prompt_that_goes_on_with_no_row_joins_those_that_do(model, monkeypatch):
-    kept, reads, prefill = dataclasses.replace(model, keep_mb=10.0), [], kept_rows._prefill
-    monkeypatch.setattr(kept_rows, "_prefill", lambda *args: reads.append(args) or prefill(*args))
-    draw = np.random.default_rng(0)
-    some = lambda size: tuple(draw.integers(5, 300, size).tolist())
+def test_prompts_that_go_on_with_rows_and_those_that_do_not_are_answered_together(model):
+    kept, draw = keeping(model), np.random.default_rng(0)
+
+    def some(size):
+        return tuple(draw.integers(5, 300, size).tolist())
+
     prompts = [some(size) for size in (60, 60, 56, 60, 50, 53)]
-    for turn, blocks in enumerate((2, 3, 3)):  # of at most four prompts: all six, the one that is new, none
-        ours, theirs = (one.write(prompts, Sampling(6, 1.0), "action", turn, ("\n",)) for one in (kept, model))
+    read = [sum(map(len, prompts)) - 6]  # the last token of each is read by the first step of decoding
+    for turn in range(3):
+        ours, theirs = (each.write(prompts, Sampling(6, 1.0), "action", turn, ("\n",)) for each in (kept, model))
         assert [written.tokens for written in ours] == [written.tokens for written in theirs]
-        for own, other in zip(ours, theirs):
-            np.testing.assert_allclose(own.log_probs, other.log_probs, atol=2e-4)
-        assert len(reads) == blocks
+        for written, other in zip(ours, theirs):
+            np.testing.assert_allclose(written.log_probs, other.log_probs, atol=2e-4)
+        assert kept.kv_session.counts.read == sum(read)
+        # What is new: four tokens, of which the first two turns' rows read all but the last.
         prompts = [prompt + written.tokens[:-1] + some(4) for prompt, written in zip(prompts, ours)]
-        prompts = [some(55), *prompts[1:]] if turn == 0 else prompts
+        read.append(3 * 6)
+        if turn == 0:
+            prompts[0], read[1] = some(55), 3 * 5 + 54
 
 
 def test_what_all_prompts_begin_with_is_the_instructions_and_examples():

@@ -122,7 +122,7 @@ def _play_batch(
     model, game = metered(as_model(setting.model).session(setting.jobs), spent), setting.game
     memory = model.memories
     if memory:
-        _go_back(journal, batch, memory)
+        _go_back(journal, batch)
     earlier = [StepDecisions(**move) for move in journal.moves(batch)]
     before, clock = Counter(), time.perf_counter()
 
@@ -147,8 +147,8 @@ def _play_batch(
         journal.add({"part": batch, **cost(), **counted, "plan": [move._asdict() for move in earlier]})
 
     def decide(histories, t):
-        for cache in memory if t % PERIOD == 0 else ():
-            cache.clear()
+        for session in memory if t % PERIOD == 0 else ():
+            session.clear()
         with _named(f"{method.title} on {game.name}, step {t + 1}"):
             seed = _seed(setting.seed, batch, t)
             decisions = method.decide(model, dialogue, histories, game.actions, setting.config, seed)
@@ -157,8 +157,6 @@ def _play_batch(
 
     def report(t, move, running):
         row = {"part": batch, **cost(), **counts, **move._asdict(), "open": running if t + 1 < game.max_steps else 0}
-        if memory and (t + 1) % PERIOD == 0:
-            row["shapes"] = [cache.shapes.dump() for cache in memory]
         journal.add(row)
         progress.show(batch, f"step {t + 1}, {running} of {len(tasks)} episodes are still open")
 
@@ -174,16 +172,11 @@ def _named(step: str) -> Iterator[None]:
         raise ValueError(f"{step}: {error}") from None
 
 
-def _go_back(journal: Journal, batch: int, memory: Sequence[Any]) -> None:
-    """Drops the steps of an unfinished batch since its models last forgot all texts, and gives the shapes of their
-    programs back, which follow from earlier calls."""
+def _go_back(journal: Journal, batch: int) -> None:
+    """Drops the steps of an unfinished batch since its models last forgot all texts."""
     rows = journal.of(batch)
-    if not rows or not rows[-1].get("open"):
-        return
-    whole = len(rows) // PERIOD * PERIOD
-    journal.drop(batch, whole)
-    for cache, shapes in zip(memory, rows[whole - 1]["shapes"] if whole else ()):
-        cache.shapes.load(shapes)
+    if rows and rows[-1].get("open"):
+        journal.drop(batch, len(rows) // PERIOD * PERIOD)
 
 
 def unreadable(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -14,8 +14,8 @@ from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, init_state
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.program_shapes import Shapes
-from nlrl_jax.lm import malloc
+from nlrl_jax.backends.session import Session
+from nlrl_jax.lm import acting, malloc
 from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
@@ -124,9 +124,8 @@ class TranscriptTraining(Training):
         loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
         self.network, network = loaded.config, Transformer(loaded.config, mesh=mesh)
         self.room = self.network.max_positions
-        # A large model's episodes share keys and values; a small one's keep theirs, in programs that compile quickly.
-        memory = {"cache_mb" if mesh is not None or Shapes(network.config).large else "keep_mb": form.cache_mb}
-        self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), **memory)
+        session = Session.of_size(network.config, form.cache_mb)
+        self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), kv_session=session)
         prompts = dataclasses.replace(form.prompts, prompt=config.prompt)
         self.dialogue = dialogue_for(game, prompts, config.model, loaded.tokenizer, form.think)
         self.check_room()
@@ -188,7 +187,7 @@ class TranscriptTraining(Training):
         if not self.game.has_success:
             del lesson.metrics["success"]
         del player  # and with it the copies of a large model's weights that it wrote with
-        if Shapes(self.network).large:
+        if acting.is_large(self.network):
             malloc.release()  # their place is in pieces; what the update takes comes beside it
         if lesson.rows is None:  # nothing to learn from; `alarms` says so where that goes on
             still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm", "row_tokens", "rows_filled"), 0.0)

@@ -10,12 +10,10 @@ from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
-from nlrl_jax.backends.program_shapes import Shapes
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import replace
-from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.run.host_games import journal
 from nlrl_jax.run.host_games.prompts import acts_apart, check_words
 from nlrl_jax.run.lac import episodes
@@ -84,10 +82,10 @@ def test_a_killed_run_asks_for_nothing_twice(tmp_path):
 
 
 class Memory:
-    """A key/value cache that counts what it was asked since it was last cleared."""
+    """A session that counts how often it is cleared."""
 
     def __init__(self):
-        self.cleared, self.shapes = 0, Shapes(ModelConfig(8, 4, 4, 1, 1, 1, 4, 8))
+        self.cleared = 0
 
     def clear(self):
         self.cleared += 1
@@ -107,19 +105,17 @@ class Remembering(LanguageModel):
     def session(self, number=1):
         session = Remembering(self.model, self.opened)
         session.memories = (Memory(),)
-        session.memories[0].shapes.choose("read", [(32, 2, 64, 4)])
         self.opened += session.memories
         return session
 
 
 def test_a_model_that_keeps_texts_goes_on_where_it_forgot_them(tmp_path, monkeypatch):
-    """Every second step; with the shapes of programs that it had then."""
+    """Every second step."""
     monkeypatch.setattr(episodes, "PERIOD", 2)
     memories = []
     whole = run(Remembering(Corridor(), memories), tmp_path / "whole", "react", tasks=TASKS[:2])
     lines = (tmp_path / "whole" / "moves" / "react.jsonl").read_text().splitlines()
     assert memories[0].cleared == -(-len(lines) // 2)
-    assert [("shapes" in json.loads(line)) for line in lines] == [i % 2 == 1 for i in range(len(lines))]
     for steps in (1, 2, 3, len(lines)):
         folder = tmp_path / str(steps)
         (folder / "moves").mkdir(parents=True)
@@ -129,9 +125,6 @@ def test_a_model_that_keeps_texts_goes_on_where_it_forgot_them(tmp_path, monkeyp
         assert resumed["episodes"] == whole["episodes"] and resumed["tokens"] == whole["tokens"]
         repeated = sum(role == "policy" for role, _ in model.roles) - (len(lines) - steps)
         assert repeated == (steps % 2 if steps < len(lines) else 0)  # an episode that is over is over
-        shapes = memories[-1].shapes
-        assert shapes.choose("read", [(32, 2, 64, 4)]) == memories[0].shapes.choose("read", [(32, 2, 64, 4)])
-        assert shapes.dump()["read"] == json.loads(json.dumps(shapes.dump()["read"]))
 
 
 class Paid(Corridor):
@@ -284,14 +277,15 @@ def test_parts_at_once_do_what_they_do_one_by_one(tmp_path):
     assert resumed["episodes"] == whole["episodes"] and resumed["calls"] == whole["calls"]
 
 
-def test_each_part_has_a_local_model_with_an_empty_cache_of_its_own():
+def test_each_part_has_a_local_model_with_an_empty_session_of_its_own():
     local, usage = local_model("nano_babyai", chat=False, cache_mb=4.0), Usage()
     (one,), (other,) = (metered(local, usage).session(2).memories for _ in range(2))
-    assert len({id(cache) for cache in (local.cache, one, other)}) == 3 and local.session(2).cache_mb == 2
+    assert len({id(session) for session in (local.kv_session, one, other)}) == 3
+    assert local.session(2).kv_session.megabytes == 2
     assert local.session(2).variables is local.variables
     assert metered(Corridor(), usage).session(2).memories == ()
     both = metered(acts_apart(local, local, None), usage)
-    assert both.facts.local is local and len({*map(id, both.session(2).memories), id(local.cache)}) == 3
+    assert both.facts.local is local and len({*map(id, both.session(2).memories), id(local.kv_session)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""The shapes of the engine's programs: a short menu, as each shape is compiled, and each step beyond need is computed.
+
+Where computing is cheap beside compiling (a small model on a CPU) there are few shapes. Where each wasted row is dear
+(a large model, an accelerator) there are more: `exact`. A shape follows from the call alone, so that a run repeats
+itself to the bit.
+"""
+
+from __future__ import annotations
+
+from nlrl_jax.backends import batching
+
+SHORTEST = 64  # slots of a text at least
+GROWING = 256  # the same in a session of a small model, whose texts grow
+CHUNKS = (4, 32)  # tokens of a text that are read at once; many texts keep a small model busy
+EXACT_CHUNKS = (4, 32, 256)  # those of a large model or an accelerator
+FEW, MANY = 8, 64  # texts that are read at once
+LEAST_PREFIX, EXACT_LEAST_PREFIX = 256, 32  # tokens: shorter prefixes are part of each row
+
+
+def text_slots(longest: int, most: int, grows: bool) -> int:
+    """S for texts of at most `longest` tokens: 64, 128, 256, ..., and where texts grow 256, 1024, ...; `most` is the
+    model's room."""
+    slots = GROWING if grows else SHORTEST
+    while slots < longest:
+        slots *= 4 if grows else 2
+    return max(min(slots, batching.bucket(most, SHORTEST)), batching.bucket(longest, SHORTEST))
+
+
+def row_count(n: int, most: int, exact: bool) -> int:
+    """R for n rows: 8, 24, 64, 192, ...; where each wasted row is dear (`exact`) powers of two. Never above `most`."""
+    rows, factors = (1, (2, 2)) if exact else (8, (3, 8 / 3))
+    at = 0
+    while rows < min(n, most):
+        rows, at = round(rows * factors[at % 2]), at + 1
+    return min(rows, most)
+
+
+def smaller_row_count(rows: int, exact: bool) -> int:
+    """Rows of the batch in which the last of so many rows go on; `rows` where a smaller one does not pay."""
+    if exact:
+        return rows // 4 if rows >= 8 else rows
+    return max((size for size in (8, 24, 64, 192, 512) if size <= rows // 2), default=rows)
+
+
+def prefix_length(shared: int, exact: bool) -> int:
+    """P where all texts begin with `shared` tokens: 0 or a power of two."""
+    return 1 << (shared.bit_length() - 1) if shared >= (EXACT_LEAST_PREFIX if exact else LEAST_PREFIX) else 0
+
+
+def chunk_plan(new: int, slots: int, exact: bool) -> tuple[int, int]:
+    """(C, how many chunks) for `new` tokens: at most two chunks of a size, else the next larger size."""
+    sizes = EXACT_CHUNKS if exact else CHUNKS
+    size = next((size for size in sizes if new <= 2 * size), sizes[-1])
+    size = min(size, slots)
+    return size, -(-new // size)
+
+
+def block_size(n: int, most: int, exact: bool) -> int:
+    """A for n texts: 64 or, of few texts, 8 at a time; one by one where each wasted text is dear (`exact`)."""
+    if exact and n <= 2:
+        return 1
+    return min(most, FEW if n <= 3 * FEW else MANY)

@@ -1,0 +1,42 @@
+"""The menu of shapes: every need is met, by few shapes, and none is much larger than needed."""
+
+import pytest
+
+from nlrl_jax.backends import engine_shapes as shapes
+
+
+@pytest.mark.parametrize(
+    "exact, counts, waste", [(False, [8, 24, 64, 192], 3.0), (True, [1, 2, 4, 8, 16, 32, 64, 128, 256], 2.0)]
+)
+def test_rows(exact, counts, waste):
+    chosen = {n: shapes.row_count(n, 1000, exact) for n in range(1, 193)}
+    assert sorted(set(chosen.values())) == counts
+    assert all(n <= rows < max(9, waste * n) for n, rows in chosen.items())
+    assert shapes.row_count(900, 50, exact) == 50
+
+
+@pytest.mark.parametrize("grows, widths", [(False, [64, 128, 256, 512, 1024]), (True, [256, 1024])])
+def test_slots_of_a_text(grows, widths):
+    chosen = {n: shapes.text_slots(n, 1000, grows) for n in range(1, 1001)}
+    assert sorted(set(chosen.values())) == widths and all(n <= slots for n, slots in chosen.items())
+    assert shapes.text_slots(300, 320, grows) == 512  # not more than the model's room takes
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_chunks_cover_what_is_new_within_the_slots(exact):
+    for slots in (64, 256, 512, 1024):
+        for new in range(1, slots + 1):
+            size, chunks = shapes.chunk_plan(new, slots, exact)
+            assert new <= size * chunks <= slots and size * chunks < new + size
+
+
+def test_prefixes_are_powers_of_two():
+    assert [shapes.prefix_length(n, True) for n in (31, 32, 100, 300)] == [0, 32, 64, 256]
+    assert [shapes.prefix_length(n, False) for n in (31, 255, 256, 1000)] == [0, 0, 256, 512]
+
+
+def test_few_texts_are_read_in_small_blocks():
+    sizes = {n: shapes.block_size(n, 1000, False) for n in (1, 2, 3, 24, 25, 400)}
+    assert sizes == {1: 8, 2: 8, 3: 8, 24: 8, 25: 64, 400: 64}
+    assert [shapes.block_size(n, 1000, True) for n in (1, 2, 3, 25)] == [1, 1, 8, 64]
+    assert shapes.block_size(5, 4, False) == 4
