@@ -33,7 +33,7 @@ class CallProgress:
     def begin(self, calls: int) -> None:
         """So many further calls are to be made."""
         with self._lock:
-            if self.finished >= self.total:
+            if self.finished >= self.total:  # nothing is under way: a new count
                 self.total = self.finished = 0
                 self._begun = self._shown = time.monotonic()
             self.total += calls

@@ -92,6 +92,7 @@ def route(
       user_fields: those that the user sets.
       words: what `ASKED` asks to choose from; empty: for the whole last line.
     """
+    # No open message: every server takes it as it is.
     if not messages or messages[-1]["role"] != "assistant":
         return Route("/chat/completions", {"messages": messages}, {})
     if form == TEXT:
@@ -115,6 +116,7 @@ def as_question(messages: Sequence[Mapping[str, str]], words: Sequence[str] = ()
         ask = f'Write the line that begins with "{last}", and nothing else.'
     question = f"{text}\n\n{ask}"
     head = [dict(message) for message in messages[:-1]]
+    # One user message in place of two in a row, which some chat templates refuse.
     if head and head[-1]["role"] == "user":
         question = f"{head.pop()['content']}\n\nThe transcript up to now:\n\n{question}"
     return [*head, {"role": "user", "content": question}]

@@ -41,7 +41,7 @@ class DiskCache:
         self.folder = pathlib.Path(os.path.expanduser(folder)).absolute()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder):
+            with tempfile.TemporaryFile(dir=self.folder):  # the folder may exist on a disk that is read only
                 pass
         except OSError as error:
             raise ValueError(f"the cache folder {self.folder} cannot be written: {error.strerror}") from None
@@ -64,12 +64,12 @@ class DiskCache:
           ValueError: a number in it is not finite.
         """
         path, text = self._path(key), dump_json(entry, "a reply in the cache")
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True)  # 256 folders at most, by the key's first two digits
         descriptor, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
             with open(descriptor, "w", encoding="ascii") as file:
                 file.write(text)
-            os.replace(unfinished, path)
+            os.replace(unfinished, path)  # at once, so that no reader meets half an entry
         except BaseException:
             pathlib.Path(unfinished).unlink(missing_ok=True)
             raise
@@ -84,6 +84,7 @@ class DiskCache:
     def put_reply(self, key: str, reply: Reply) -> None:
         """Writes a reply without its token counts."""
         entry = {name: getattr(reply, name) for name in ("text", "ended", "refused")}
+        # Left out where they say nothing: entries from before there were such fields read alike.
         rare = {name: getattr(reply, name) for name in ("log_probs", "more") if getattr(reply, name)}
         self.put(key, {**entry, **rare})
 

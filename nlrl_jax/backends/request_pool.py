@@ -44,7 +44,7 @@ def do(
                 finished.append(size(job) - sum(map(size, rest)))
                 progress.done(finished[-1])
                 return rest
-            except Stopped:
+            except Stopped:  # another job has failed; its error is raised below
                 pass
             except BaseException as error:
                 transport.stop(error)
@@ -63,5 +63,5 @@ def do(
                         raise
                 if transport.failure is not None:
                     raise transport.failure
-        finally:
+        finally:  # what was given up is no longer waited for
             progress.done(total - sum(finished))

@@ -67,9 +67,11 @@ class Usage:
         self.section = ""
         self._path = None if folder is None else folder / "usage.json"
         self._lock = threading.Lock()
+        # A resumed run goes on from the sums that it left.
         rows = json.loads(self._path.read_text()) if self._path and self._path.exists() else []
         self._roles = {row.pop("role"): RoleUsage(**row) for row in rows}
         self._open: dict[str, list[int]] = {}  # the tokens of requests under way, by role
+        # Requests of a killed run: said once, before the first new one is sent.
         self._lost = sum(row.unanswered for row in self._roles.values())
 
     def add(self, role: str, **amounts: float) -> None:

@@ -77,7 +77,7 @@ def metered(model: LanguageModel, usage: Usage) -> LanguageModel:
                 roles.setdefault(request.role, []).append(answer)
             for role, group in roles.items():
                 counts = _counts(group) if answers else {}
-                if model.facts.usage is usage:
+                if model.facts.usage is usage:  # an endpoint's transport has added its tokens as they came
                     counts = {name: count for name, count in counts.items() if name not in ("prompt_tokens", "tokens")}
                 usage.add(role, seconds=share * len(group), **counts)
         return answers
@@ -120,6 +120,7 @@ def cached(model: LanguageModel, cache: DiskCache) -> LanguageModel:
             for key, answer in _ask_singles(model, part).items():
                 _store(cache, key, answer)
                 answers[key] = answer
+        # A `Write` has one entry, a `ScoreTexts` one for each of its texts.
         return [
             answers[row[0][0]] if isinstance(request, Write) else [answers[key] for key, _ in row]
             for request, row in zip(requests, keys)
@@ -154,6 +155,7 @@ def _ask_singles(model: LanguageModel, singles: Mapping[str, Request]) -> dict[s
         if isinstance(request, ScoreTexts):
             request = request._replace(texts=tuple(singles[key].texts[0] for key in keys))
         requests.append(request)
+    # Back to single answers, in the order in which the texts were put together.
     answers: dict[str, Reply | Score] = {}
     for keys, answer in zip(groups.values(), model.answer(requests), strict=True):
         answers |= zip(keys, [answer] if isinstance(answer, Reply) else answer, strict=True)
@@ -213,7 +215,7 @@ def first_process_asks(model: LanguageModel) -> LanguageModel:
         for request, row in zip(requests, rows, strict=True):
             if isinstance(request, Write):
                 reply = Reply(*row)
-                answers.append(reply._replace(log_probs=tuple(reply.log_probs)))
+                answers.append(reply._replace(log_probs=tuple(reply.log_probs)))  # JSON has lists alone
             else:
                 answers.append([Score(*score) for score in row])
         return answers
