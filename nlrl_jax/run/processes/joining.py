@@ -11,6 +11,7 @@ process ends before its work is done, all end and give the reason.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
@@ -159,7 +160,8 @@ def together(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
                 if verdict := _peers.verdict():
                     _peers.exit(f"error: {verdict}")
             elif not isinstance(error, SystemExit) or os.environ.get("NLRL_TRACEBACK"):
-                traceback.print_exc()
+                with contextlib.suppress(OSError):  # nobody reads it
+                    traceback.print_exc()
             reason = {130: "interrupted"}.get(status, "error") if isinstance(status, int) else status
             _peers.exit(status, reason.removeprefix("error: "))
 

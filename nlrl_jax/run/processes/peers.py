@@ -82,18 +82,18 @@ class Peers:
           status: an exit status, or what to print. reason: tells the others why this process has failed.
         """
         self._exit_lock.acquire()  # for good: the thread that comes first speaks
-        if isinstance(status, str):
-            print(status, file=sys.stderr)
-        if reason:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
+        try:
+            if isinstance(status, str):
+                print(status, file=sys.stderr)
+            if reason:
                 text = f"process {self.process} ended: {reason[:1000]}"
                 self._client.key_value_set(f"{_ROOM}ended/{self.process}", text)
-            if self.process == 0:
-                time.sleep(_PAUSE / 2)  # the store ends with this process, and the others are to read it
-        with contextlib.suppress(OSError, ValueError):
+                if self.process == 0:
+                    time.sleep(_PAUSE / 2)  # the store ends with this process, and the others are to read it
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(status if isinstance(status, int) else 1)
+        finally:  # also where nobody reads what is printed, or the store is gone
+            os._exit(status if isinstance(status, int) else 1)
 
     def _watch(self) -> None:
         """Counts up, and reads the counts and the reasons of the others."""

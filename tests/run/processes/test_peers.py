@@ -88,3 +88,21 @@ def test_a_reason_reaches_all_others_and_ends_them(join):
     assert processes[0].verdict() == "process 1 ended: the disk is full"
     threading.Event().wait(0.3)
     assert (0, "error: process 1 ended: the disk is full") in ends
+
+
+def test_an_exit_comes_also_where_nobody_reads_why(monkeypatch):
+    class Ended(BaseException):
+        pass
+
+    def leave(status):
+        raise Ended(status)
+
+    def write(text):
+        raise BrokenPipeError
+
+    process = object.__new__(Peers)
+    process._exit_lock = threading.Lock()
+    monkeypatch.setattr(peers.os, "_exit", leave)
+    monkeypatch.setattr(peers.sys.stderr, "write", write)
+    with pytest.raises(Ended, match="1"):
+        process.exit("error: the pipe is broken")
