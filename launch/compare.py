@@ -12,13 +12,14 @@ its 95 % interval. Groups of iterate_lac also get a table by round and a curve o
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 
 from absl import flags
 
 from nlrl_jax.run import app
-from nlrl_jax.run.compared_runs import groups_of, is_group
+from nlrl_jax.run.compared_runs import groups_of, is_group, read_run
 from nlrl_jax.run.directory import output_file
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import comparison
@@ -47,6 +48,8 @@ def main(argv: list[str]) -> None:
     if not names or not all(names):
         raise ValueError("name the runs: nlrl-jax compare runs/a runs/b")
     groups, titled = groups_of(names), is_group(names[0])
+    for folder in itertools.chain.from_iterable(groups.values()):
+        read_run(folder)  # a damaged one is refused before a page is touched
     folder = next(iter(groups.values()))[0] if titled else pathlib.Path(names[0])
     out = page_of(flags.FLAGS.out or folder / "comparison.html")
     out.parent.mkdir(parents=True, exist_ok=True)
