@@ -271,7 +271,8 @@ def main(argv: list[str]) -> None:
             actor_critic.train(trainer, SCRIPT, config.iterations, resume)
         elif method == "LLM-PPO":
             trainer = trainer_of(config, opponent, folder, Usage(), ScriptedModel({}))
-            model = trainer.models(trainer.init()).policy.model
+            base = trainer.base
+            model = base.with_variables({**base.variables, trainer.train: trainer.init().policy})
             template = prompts.policy_template(config.models.learner.prompt_for(config.style))
             game = envs.make("tic_tac_toe", opponent=opponent)
             policy = MovePolicy.for_game(game, model.model, model.tokenizer, *template)
