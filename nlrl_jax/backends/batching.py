@@ -41,8 +41,8 @@ def bucket(n: int, smallest: int = 16) -> int:
 def distinct(items: Sequence[T]) -> tuple[list[T], list[int]]:
     """The different items in the order of their first appearance, and for each item its place among them."""
     places: dict[T, int] = {}
-    which = [places.setdefault(item, len(places)) for item in items]
-    return list(places), which
+    place_of_item = [places.setdefault(item, len(places)) for item in items]
+    return list(places), place_of_item
 
 
 def plan(lengths: Sequence[int], counts: Sequence[int], rows: int) -> list[Batch]:

@@ -49,7 +49,7 @@ class Draw(NamedTuple):
     """How tokens are drawn: sampling, end tokens (bool [V]) and the key of the whole call."""
 
     sampling: Sampling
-    ends: np.ndarray
+    end_tokens: np.ndarray
     key: jax.Array
 
     def arguments(self, prefix: KeyValues | None) -> tuple[Sampling, np.ndarray, KeyValues | None, np.ndarray | None]:
@@ -57,7 +57,7 @@ class Draw(NamedTuple):
         sampling = self.sampling
         static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
         temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
-        return static, self.ends, prefix, temperature
+        return static, self.end_tokens, prefix, temperature
 
 
 # 2. Admit
@@ -113,11 +113,11 @@ def _write_batch(call: Call, queue: deque[int], texts: Sequence[Text], S: int, d
         smaller = shapes.smaller_row_count(R, call.exact_shapes)
         stop_at = max(1, round(options.refill * R)) if queue else R - smaller if smaller < R else R
         # 4. Decode
-        begun, arguments = batch.index, draw.arguments(call.prefix_kv)
+        first_index, arguments = batch.index, draw.arguments(call.prefix_kv)
         with PROGRAMS.once(network.model, "decode", R, S, N, len(call.prefix), arguments[0]):
             batch.rows = _decode(network.model, network.acting, batch.rows, draw.key, np.int32(stop_at), *arguments)
         replies |= _finish(call, batch, texts)
-        options.row_steps.computed += R * (batch.index - begun)
+        options.row_steps.computed += R * (batch.index - first_index)
         runs = np.flatnonzero(batch.occupant >= 0)
         if not queue and 0 < len(runs) <= smaller < R:
             _compact(call, batch, runs, smaller)
@@ -146,7 +146,7 @@ def _admit(call: Call, batch: RowBatch, queue: deque[int], texts: Sequence[Text]
             return
 
 
-def _choose(call: Call, batch: RowBatch, queue, free, texts: Sequence[Text], most: int) -> dict[Text, list[int]]:
+def _choose(call: Call, batch: RowBatch, queue, free, texts: Sequence[Text], max_texts: int) -> dict[Text, list[int]]:
     """The next texts with their draw numbers, as many as rows are free and the session holds at once.
 
     Equal texts are neighbours in the queue: one text of the session, and a row for each of its draws.
@@ -154,7 +154,7 @@ def _choose(call: Call, batch: RowBatch, queue, free, texts: Sequence[Text], mos
     call.session.tick()
     chosen: dict[Text, list[int]] = {}
     tokens = 0
-    while queue and free and len(chosen) < most:
+    while queue and free and len(chosen) < max_texts:
         text = texts[queue[0]]
         tokens += 0 if text in chosen else len(text)
         if chosen and tokens > call.session.capacity:
@@ -206,8 +206,8 @@ def _finish(call: Call, batch: RowBatch, texts: Sequence[Text]) -> dict[int, Wri
         # Without its prefix a row's keys and values are of no use; where there is no room they are left out.
         slots = session.add(text, cached) if P <= len(cached) < len(text) else None
         if slots is not None:
-            begin = row * W + int(starts[row]) - P
-            sources.append(np.arange(begin + len(cached), begin + len(text)))
+            first_slot = row * W + int(starts[row]) - P
+            sources.append(np.arange(first_slot + len(cached), first_slot + len(text)))
             new_slots.append(slots[len(cached) :])
     if sources:
         store(call, state.kv, np.concatenate(sources), np.concatenate(new_slots))

@@ -17,22 +17,23 @@ FEW, MANY = 8, 64  # texts that are read at once
 LEAST_PREFIX, EXACT_LEAST_PREFIX = 256, 32  # tokens: shorter prefixes are part of each row
 
 
-def text_slots(longest: int, most: int, grows: bool) -> int:
-    """S for texts of at most `longest` tokens: 64, 128, 256, ..., and where texts grow 256, 1024, ...; `most` is the
-    model's room."""
+def text_slots(longest: int, room: int, grows: bool) -> int:
+    """S for texts of at most `longest` tokens: 64, 128, 256, ..., and where texts grow 256, 1024, ...; `room` is the
+    model's."""
     slots = GROWING if grows else SHORTEST
     while slots < longest:
         slots *= 4 if grows else 2
-    return max(min(slots, batching.bucket(most, SHORTEST)), batching.bucket(longest, SHORTEST))
+    return max(min(slots, batching.bucket(room, SHORTEST)), batching.bucket(longest, SHORTEST))
 
 
-def row_count(n: int, most: int, exact: bool) -> int:
-    """R for n rows: 8, 24, 64, 192, ...; where each wasted row is dear (`exact`) powers of two. Never above `most`."""
+def row_count(n: int, max_rows: int, exact: bool) -> int:
+    """R for n rows: 8, 24, 64, 192, ...; where each wasted row is dear (`exact`) powers of two. Never above
+    `max_rows`."""
     rows, factors = (1, (2, 2)) if exact else (8, (3, 8 / 3))
     at = 0
-    while rows < min(n, most):
+    while rows < min(n, max_rows):
         rows, at = round(rows * factors[at % 2]), at + 1
-    return min(rows, most)
+    return min(rows, max_rows)
 
 
 def smaller_row_count(rows: int, exact: bool) -> int:
@@ -55,8 +56,8 @@ def chunk_plan(new: int, slots: int, exact: bool) -> tuple[int, int]:
     return size, -(-new // size)
 
 
-def block_size(n: int, most: int, exact: bool) -> int:
+def block_size(n: int, max_rows: int, exact: bool) -> int:
     """A for n texts: 64 or, of few texts, 8 at a time; one by one where each wasted text is dear (`exact`)."""
     if exact and n <= 2:
         return 1
-    return min(most, FEW if n <= 3 * FEW else MANY)
+    return min(max_rows, FEW if n <= 3 * FEW else MANY)

@@ -111,12 +111,13 @@ class LocalModel(LanguageModel):
         """
         texts = [self.tokenizer.render_chat(chat.messages) for chat in chats]
         thoughts = ["" if chat.is_open else thought_end(text) for chat, text in zip(chats, texts)]
-        prompts, which = self._prompts(texts, [sampling.max_tokens] * len(chats))
-        ends, replies = self._ends(stop, any(thoughts)), []
-        written = self._replies(prompts, which, sampling, ends, f"{seed}/{role}")
-        for chat, prompt, one, thought in zip(chats, which, written, thoughts, strict=True):
-            text = answer(self.tokenizer, one.tokens, thought)
-            reply = Reply(text or "", len(prompts[prompt]), len(one.tokens), one.ended and text is not None)
+        prompts, prompt_of_chat = self._prompts(texts, [sampling.max_tokens] * len(chats))
+        end_tokens, replies = self._end_tokens(stop, any(thoughts)), []
+        generations = self._replies(prompts, prompt_of_chat, sampling, end_tokens, f"{seed}/{role}")
+        for chat, prompt, generation, thought in zip(chats, prompt_of_chat, generations, thoughts, strict=True):
+            text = answer(self.tokenizer, generation.tokens, thought)
+            ended = generation.ended and text is not None
+            reply = Reply(text or "", len(prompts[prompt]), len(generation.tokens), ended)
             replies.append(cut(reply if chat.is_open else answered(reply), stop))
         return replies
 
@@ -133,22 +134,24 @@ class LocalModel(LanguageModel):
         Raises:
           ValueError: see `complete`; a prompt without tokens.
         """
-        ends = self._ends(stop)
+        end_tokens = self._end_tokens(stop)
         self._check_room(prompts, [sampling.max_tokens] * len(prompts))
-        return self._replies(*batching.distinct(prompts), sampling, ends, f"{seed}/{role}")
+        return self._replies(*batching.distinct(prompts), sampling, end_tokens, f"{seed}/{role}")
 
-    def _replies(self, prompts, which, sampling: Sampling, ends: np.ndarray, draws: str) -> list[Written]:
-        """What is written after prompts[which[i]]; `draws` names the randomness."""
-        if not which:
+    def _replies(
+        self, prompts, prompt_of_chat, sampling: Sampling, end_tokens: np.ndarray, draws: str
+    ) -> list[Written]:
+        """Generations after prompts[prompt_of_chat[i]]; `draws` names the randomness."""
+        if not prompt_of_chat:
             return []
         # Greedy replies to one prompt are equal, so a prompt is one row; else each chat is a row with its own draws.
         greedy = sampling.temperature == 0
-        rows = list(range(len(prompts))) if greedy else which
+        rows = list(range(len(prompts))) if greedy else prompt_of_chat
         key = jax.random.key(zlib.crc32(draws.encode()))  # `key` itself would drop all but 32 bits
-        draw = engine.Draw(sampling, ends, key)
-        written = engine.write(self._network(), self.kv_session, prompts, rows, self._options, draw)
+        draw = engine.Draw(sampling, end_tokens, key)
+        generations = engine.write(self._network(), self.kv_session, prompts, rows, self._options, draw)
         malloc.trim()
-        return [written[prompt if greedy else i] for i, prompt in enumerate(which)]
+        return [generations[prompt if greedy else i] for i, prompt in enumerate(prompt_of_chat)]
 
     def _score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         """The log-probability, at temperature 1 and without an end token, of each continuation after its chat.
@@ -166,16 +169,16 @@ class LocalModel(LanguageModel):
                     f"chat {i}: continuation {texts[ids.index(())]!r} has no tokens; it has no probability"
                 )
         texts = [self.tokenizer.render_chat(chat.messages, thinks=False) for chat in chats]
-        prompts, which = self._prompts(texts, [max(map(len, ids), default=0) for ids in tokens])
-        pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
+        prompts, prompt_of_chat = self._prompts(texts, [max(map(len, ids), default=0) for ids in tokens])
+        pairs, place = batching.distinct([(prompt_of_chat[i], c) for i, ids in enumerate(tokens) for c in ids])
         together = [(prompts[prompt], ids) for prompt, ids in pairs]
         log_probs = scoring.score(self._network(), self.kv_session, together, self._options) if pairs else []
         malloc.trim()
         flat = iter(place)
-        read = [len(prompts[prompt]) for prompt in which]
+        prompt_lengths = [len(prompts[prompt]) for prompt in prompt_of_chat]
         return [
             [Score(log_probs[next(flat)], len(c), prompt_tokens=0 if k else size) for k, c in enumerate(ids)]
-            for size, ids in zip(read, tokens, strict=True)
+            for size, ids in zip(prompt_lengths, tokens, strict=True)
         ]
 
     def _network(self) -> Network:
@@ -201,22 +204,22 @@ class LocalModel(LanguageModel):
         return batching.distinct(prompts)
 
     def _check_room(self, prompts, room) -> None:
-        most = self.model.config.max_positions
+        positions = self.model.config.max_positions
         for i, (prompt, new) in enumerate(zip(prompts, room, strict=True)):
             if not prompt:
                 raise ValueError(f"chat {i}: the chat template wrote an empty prompt")
-            if len(prompt) + new > most:
+            if len(prompt) + new > positions:
                 raise ValueError(
                     f"chat {i}: {len(prompt)} prompt tokens and {new} new ones take {len(prompt) + new} positions; the "
-                    f"model has {most}. Shorten the prompt or lower max_tokens"
+                    f"model has {positions}. Shorten the prompt or lower max_tokens"
                 )
 
-    def _ends(self, stop: Sequence[str], thinks: bool = False) -> np.ndarray:
+    def _end_tokens(self, stop: Sequence[str], thinks: bool = False) -> np.ndarray:
         """bool [V]: the end tokens and those that contain a stop string, but for replies with a thought of several
         lines. (A string that spans tokens ends no row.)"""
         check_stop(stop)
-        ends = np.zeros(self.model.config.vocab_size, bool)
-        ends[list(self.tokenizer.eos_ids)] = True
+        end_tokens = np.zeros(self.model.config.vocab_size, bool)
+        end_tokens[list(self.tokenizer.eos_ids)] = True
         if stop and not thinks:
             flat, offsets = self.tokenizer.token_bytes
             flat = flat.tobytes()
@@ -224,6 +227,6 @@ class LocalModel(LanguageModel):
                 at = flat.find(text)
                 while at >= 0:
                     token = np.searchsorted(offsets, at, side="right") - 1
-                    ends[token] |= at + len(text) <= offsets[token + 1]
+                    end_tokens[token] |= at + len(text) <= offsets[token + 1]
                     at = flat.find(text, at + 1)
-        return ends
+        return end_tokens

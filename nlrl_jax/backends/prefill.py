@@ -91,12 +91,12 @@ class Call:
 
 
 class HiddenChunk(NamedTuple):
-    """Hidden states [A, C, H] of a chunk; texts: numbers of the texts in its rows; begins: int [A], the place in its
+    """Hidden states [A, C, H] of a chunk; texts: numbers of the texts in its rows; offsets: int [A], the place in its
     text of each row's first token."""
 
     states: jax.Array
     texts: list[int]
-    begins: np.ndarray
+    offsets: np.ndarray
 
 
 class Unread(NamedTuple):
@@ -134,12 +134,12 @@ def prefill(call: Call, texts: Sequence[Text], first_hidden: Sequence[int] | Non
                 later.append(i)
                 continue
             cached = session.find(text)[:n]
-            begin = n if first_hidden is None else min(n, first_hidden[i])
+            start = n if first_hidden is None else min(n, first_hidden[i])
             slots = session.add(text, cached)
             if slots is None:
                 raise RuntimeError(f"the session has no room for {len(text)} tokens")  # `capacity` was not heeded
-            if begin < len(text):
-                todo.append(Unread(i, len(text) - begin, n, slots))
+            if start < len(text):
+                todo.append(Unread(i, len(text) - start, n, slots))
                 last = text
         todo.sort(reverse=True, key=lambda unread: unread.new)  # ends of a length together
         size = shapes.block_size(len(todo), call.options.rows, call.exact_shapes)

@@ -38,17 +38,17 @@ def score(
     return log_probs.tolist()
 
 
-def _chunks(texts: Sequence[Text], capacity: int, most: int) -> Iterator[list[int]]:
+def _chunks(texts: Sequence[Text], capacity: int, max_texts: int) -> Iterator[list[int]]:
     """Numbers of texts that are scored together, neighbours in their order, which share their beginnings."""
     order = sorted(range(len(texts)), key=texts.__getitem__)
     chunk, tokens = [], 0
     for i in order:
-        known = max(0, common_length(texts[i], texts[chunk[-1]]) - SHARED) if chunk else 0
-        if chunk and (len(chunk) == most or tokens + len(texts[i]) - known > capacity):
+        shared = max(0, common_length(texts[i], texts[chunk[-1]]) - SHARED) if chunk else 0
+        if chunk and (len(chunk) == max_texts or tokens + len(texts[i]) - shared > capacity):
             yield chunk
-            chunk, tokens, known = [], 0, 0
+            chunk, tokens, shared = [], 0, 0
         chunk.append(i)
-        tokens += len(texts[i]) - known
+        tokens += len(texts[i]) - shared
     if chunk:
         yield chunk
 
@@ -60,23 +60,23 @@ def _add_log_probs(call: Call, hidden: HiddenChunk, owners: list[list[int]], pai
       owners: the pairs whose text stands in each row.
     """
     C = hidden.states.shape[1]
-    wheres, targets, numbers = [], [], []
-    for row, (begin, owned) in enumerate(zip(hidden.begins.tolist(), owners)):
+    places, targets, numbers = [], [], []
+    for row, (offset, owned) in enumerate(zip(hidden.offsets.tolist(), owners)):
         for n in owned:
             prompt, ids = pairs[n]
             # Token j of a continuation is predicted at place len(prompt) - 1 + j of the text.
-            columns = len(prompt) - 1 - begin + np.arange(len(ids))
+            columns = len(prompt) - 1 - offset + np.arange(len(ids))
             inside = (columns >= 0) & (columns < C)
-            wheres.append(row * C + columns[inside])
+            places.append(row * C + columns[inside])
             targets.append(np.array(ids, np.int32)[inside])
             numbers.append(np.full(int(inside.sum()), n))
-    where, target, number = map(np.concatenate, (wheres, targets, numbers))
-    if not len(where):
+    place, target, number = map(np.concatenate, (places, targets, numbers))
+    if not len(place):
         return
-    distinct, row = np.unique(where, return_inverse=True)
-    U, Q = batching.bucket(len(distinct), 64), batching.bucket(len(where), 64)
-    where_U, row_Q, target_Q = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
-    where_U[: len(distinct)], row_Q[: len(row)], target_Q[: len(target)] = distinct, row, target
+    distinct, row = np.unique(place, return_inverse=True)
+    U, Q = batching.bucket(len(distinct), 64), batching.bucket(len(place), 64)
+    place_U, row_Q, target_Q = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
+    place_U[: len(distinct)], row_Q[: len(row)], target_Q[: len(target)] = distinct, row, target
     network = call.network
-    values = _log_probs(network.model, network.variables, hidden.states, where_U, row_Q, target_Q)
-    np.add.at(log_probs, number, np.asarray(whole(values), np.float64)[: len(where)])
+    values = _log_probs(network.model, network.variables, hidden.states, place_U, row_Q, target_Q)
+    np.add.at(log_probs, number, np.asarray(whole(values), np.float64)[: len(place)])

@@ -45,15 +45,15 @@ def token_bytes(config: ModelConfig) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens two texts begin with in common."""
-    n = min(len(one), len(other))
-    if one[:n] == other[:n]:
+    n = min(len(first), len(second))
+    if first[:n] == second[:n]:
         return n
     low = 0  # they are equal up to here, and differ before n
     while n - low > 1:
         middle = (low + n) // 2
-        low, n = (middle, n) if one[low:middle] == other[low:middle] else (low, middle)
+        low, n = (middle, n) if first[low:middle] == second[low:middle] else (low, middle)
     return low
 
 
@@ -119,7 +119,7 @@ class Session:
         self.tick()
         self._calls.append(self._clock)
         if len(self._calls) == CALLS:
-            for text in [text for text, when in self._used.items() if when < self._calls[0]]:
+            for text in [text for text, clock in self._used.items() if clock < self._calls[0]]:
                 self._drop(text)
 
     def tick(self) -> None:
@@ -138,22 +138,22 @@ class Session:
         self._used[row] = max(self._used[row], self._clock - 1)  # of use, and yet it may go if there is no other place
         return self._slots[row][:best]
 
-    def add(self, text: Text, known: np.ndarray) -> np.ndarray | None:
+    def add(self, text: Text, cached: np.ndarray) -> np.ndarray | None:
         """Makes a row -> its slots int32 [tokens]; None if there is no room for it.
 
         Args:
-          known: slots of its beginning, from `find`.
+          cached: slots of its beginning, from `find`.
         """
         if text in self._slots:
             self._used[text] = self._clock
             return self._slots[text]
-        self._rows_of[known] += 1  # before others are dropped for it
-        new = self._take(len(text) - len(known))
+        self._rows_of[cached] += 1  # before others are dropped for it
+        new = self._take(len(text) - len(cached))
         if new is None:
-            self._rows_of[known] -= 1
+            self._rows_of[cached] -= 1
             return None
         self._rows_of[new] += 1
-        slots = np.concatenate([known, new])
+        slots = np.concatenate([cached, new])
         at = bisect.bisect_left(self._texts, text)
         if at and text[: len(self._texts[at - 1])] == self._texts[at - 1]:  # which the new row extends
             self._drop(self._texts[at - 1])
@@ -171,11 +171,11 @@ class Session:
                 self._drop(text)
         if self.capacity - self.num_tokens < number:
             return None
-        again = min(number, len(self._free))
-        slots = self._free[len(self._free) - again :]
-        del self._free[len(self._free) - again :]
-        slots += range(self._unused, self._unused + number - again)
-        self._unused += number - again
+        reused = min(number, len(self._free))
+        slots = self._free[len(self._free) - reused :]
+        del self._free[len(self._free) - reused :]
+        slots += range(self._unused, self._unused + number - reused)
+        self._unused += number - reused
         return np.array(slots, np.int32)
 
     def _drop(self, text: Text) -> None:

@@ -49,8 +49,9 @@ def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
         if "gate_up" in variables["params"]["blocks"][0]:
             specs = {name: {**tree, "blocks": _joined(tree["blocks"], _first)} for name, tree in specs.items()}
     elif weights == "merged" and "lora" in variables:
-        merge = lambda one: _merged(config, *one)
-        blocks = jax.lax.map(merge, (variables["params"]["blocks"], variables["lora"]["blocks"]))
+        blocks = jax.lax.map(
+            lambda layer: _merged(config, *layer), (variables["params"]["blocks"], variables["lora"]["blocks"])
+        )
         variables = {"params": {**variables["params"], "blocks": blocks}}
     if "lora" in variables:
         variables = {**variables, "lora": in_dtype(config, variables["lora"])}
@@ -66,8 +67,8 @@ def _turned(tree: Any, turn: Callable[[Any], Any], rest: Callable[[Any], Any]) -
     """A layer's tree with `turn` of each "kernel" [in, out] as "turned" [out, in], and `rest` of what else it holds."""
     if not isinstance(tree, dict):
         return rest(tree)
-    found = {name: _turned(part, turn, rest) for name, part in tree.items() if name != "kernel"}
-    return {**found, "turned": turn(tree["kernel"])} if "kernel" in tree else found
+    turned = {name: _turned(part, turn, rest) for name, part in tree.items() if name != "kernel"}
+    return {**turned, "turned": turn(tree["kernel"])} if "kernel" in tree else turned
 
 
 def _turn(x: jax.Array) -> jax.Array:
@@ -100,12 +101,15 @@ def by_layer(config: ModelConfig, variables: Any, merge: bool, join: bool = Fals
             merged.append(_merged(config, *pair))
         blocks, adapters = merged, ()
     scale = config.lora.alpha / config.lora.rank
-    ready = lambda path, x: (x * scale if path[-1].key == "b" else x).astype(config.dtype)
-    adapters = [jax.tree_util.tree_map_with_path(ready, adapter) for adapter in adapters]
+
+    def scaled(path, x):
+        return (x * scale if path[-1].key == "b" else x).astype(config.dtype)
+
+    adapters = [jax.tree_util.tree_map_with_path(scaled, adapter) for adapter in adapters]
     if join:
-        blocks, adapters = ([_joined(one, _side_by_side) for one in layers] for layers in (blocks, adapters))
-    found = {"params": {**params, "blocks": tuple(blocks)}}
-    return {**found, "lora": {**lora, "blocks": tuple(adapters)}} if adapters else found
+        blocks, adapters = ([_joined(layer, _side_by_side) for layer in layers] for layers in (blocks, adapters))
+    layered = {"params": {**params, "blocks": tuple(blocks)}}
+    return {**layered, "lora": {**lora, "blocks": tuple(adapters)}} if adapters else layered
 
 
 def views(model: Transformer, variables: Any) -> Any:
@@ -124,9 +128,14 @@ def views(model: Transformer, variables: Any) -> Any:
     if model.mesh is not None or _of_a_layer(model, params) < LARGE or not on_cpu:
         return variables
     turn = 3 * sum(leaf.nbytes for leaf in leaves) <= memory_of_host()
-    where = leaves[0].sharding if leaves[0].committed else None
-    put = lambda x: jax.device_put(x, where, may_alias=True)
-    turned = lambda x: put(np.ascontiguousarray(x.T))
+    sharding = leaves[0].sharding if leaves[0].committed else None
+
+    def put(x):
+        return jax.device_put(x, sharding, may_alias=True)
+
+    def turned(x):
+        return put(np.ascontiguousarray(x.T))
+
     head = {"turned": turned(np.asarray(params["lm_head"]))} if turn and "lm_head" in params else {}
     arrays = jax.tree.map(np.asarray, params["blocks"])
     layers = [jax.tree.map(lambda x, i=i: x[i], arrays) for i in range(model.config.num_layers)]
@@ -141,10 +150,10 @@ def memory_of_host(limit: pathlib.Path = pathlib.Path("/sys/fs/cgroup/memory.max
     """Bytes of this machine's memory, or as many of them as its control group may take; 0 where nobody says."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        most = limit.read_text().strip() if limit.is_file() else "max"
+        group_memory = limit.read_text().strip() if limit.is_file() else "max"
     except (AttributeError, OSError, ValueError):
         return 0
-    return memory if most == "max" else min(memory, int(most))
+    return memory if group_memory == "max" else min(memory, int(group_memory))
 
 
 def _joined(block: Any, together: Callable[[list[Any]], Any]) -> Any:
@@ -163,8 +172,10 @@ def _first(parts: list[Any]) -> Any:
 
 
 def _side_by_side(parts: list[Any]) -> Any:
-    join = lambda name: jax.scipy.linalg.block_diag if name == "b" else lambda *x: jnp.concatenate(x, axis=-1)
-    return {name: join(name)(*(part[name] for part in parts)) for name in parts[0]}
+    def join(name, *arrays):
+        return jax.scipy.linalg.block_diag(*arrays) if name == "b" else jnp.concatenate(arrays, axis=-1)
+
+    return {name: join(name, *(part[name] for part in parts)) for name in parts[0]}
 
 
 def is_large(config: ModelConfig) -> bool:
@@ -175,8 +186,7 @@ def is_large(config: ModelConfig) -> bool:
 
 
 def _layers(config: ModelConfig, blocks: Any) -> tuple[Any, ...]:
-    layer = lambda i: jax.tree.map(lambda x: x[i], blocks)
-    return tuple(layer(i) for i in range(config.num_layers))
+    return tuple(jax.tree.map(lambda x, i=i: x[i], blocks) for i in range(config.num_layers))
 
 
 def merged_kernel(config: ModelConfig, kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -96,7 +96,7 @@ def decode(
     key: jax.Array,
     stop_at: jax.Array,
     sampling: Sampling,
-    ends: jax.Array,
+    end_tokens: jax.Array,
     prefix: KeyValues | None = None,
     temperature: jax.Array | None = None,
 ) -> Rows:
@@ -107,7 +107,7 @@ def decode(
         key[draw, i].
       stop_at: int32 [].
       sampling: `max_tokens` is not read: each row has its limit.
-      ends: bool [V], tokens that end a reply.
+      end_tokens: bool [V], tokens that end a reply.
       prefix: the one that comes before the prompts.
       temperature: float [], in place of `sampling.temperature`, unless that is greedy.
     """
@@ -123,7 +123,7 @@ def decode(
         cache = Cache(rows.kv, rows.index)
         hidden, cache = model.apply(variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix)
         rows = rows._replace(kv=cache.kv, index=cache.index)
-        return placed(write(model, variables, rows, hidden[:, -1], key, sampling, ends, temperature), model.mesh)
+        return placed(write(model, variables, rows, hidden[:, -1], key, sampling, end_tokens, temperature), model.mesh)
 
     kv, prefix = rows.kv, acting.own_prefix(variables, prefix)
     rows = jax.lax.while_loop(more, step, rows._replace(kv=acting.own_slots(variables, kv, rows.tokens.shape[0])))
@@ -137,14 +137,14 @@ def write(
     hidden: jax.Array,
     key: jax.Array,
     sampling: Sampling,
-    ends: jax.Array,
+    end_tokens: jax.Array,
     temperature: jax.Array | None = None,
 ) -> Rows:
     """Draws each running row's next token from `hidden` [R, H]; arguments as in `decode`."""
 
     def draw_token(draw, i, logits):
-        own = key[draw, i] if key.ndim else jax.random.fold_in(jax.random.fold_in(key, draw), i)
-        return sample_token(own, logits[None], sampling, temperature)[0]
+        token_key = key[draw, i] if key.ndim else jax.random.fold_in(jax.random.fold_in(key, draw), i)
+        return sample_token(token_key, logits[None], sampling, temperature)[0]
 
     logits = model.apply(variables, hidden, method="unembed")
     runs, tokens = running(rows), jax.vmap(draw_token)(rows.draw, rows.lengths, logits)
@@ -155,5 +155,5 @@ def write(
         tokens=jnp.where(here, tokens[:, None], rows.tokens),
         lengths=rows.lengths + runs,
         log_probs=jnp.where(here, log_probs, rows.log_probs),
-        ended=rows.ended | (runs & ends[tokens]),
+        ended=rows.ended | (runs & end_tokens[tokens]),
     )

@@ -133,7 +133,7 @@ def generate(
     B, S = prompts.shape
     N, sizes = sampling.max_tokens, row_sizes(B, model.mesh)
     active = jnp.ones((B,), bool) if active is None else active
-    ends = jnp.isin(jnp.arange(model.config.vocab_size), jnp.asarray(eos_ids))
+    end_tokens = jnp.isin(jnp.arange(model.config.vocab_size), jnp.asarray(eos_ids))
     if len(sizes) == 1:
         order = jnp.arange(B)
         kv, hidden = _read_all(model, variables, prompts, lengths, N, prefix)
@@ -154,11 +154,13 @@ def generate(
         limit=jnp.where(active, N, 0)[order],
         ended=zeros > 0,
     )
-    rows = write(model, variables, rows, hidden, keys, sampling, ends)
+    rows = write(model, variables, rows, hidden, keys, sampling, end_tokens)
     for size, smaller in zip(sizes, (*sizes[1:], 0)):
         rows = _bring_to_front(rows, size) if size < B else rows
-        some = decode(model, variables, _first(rows, size), keys, jnp.int32(size - smaller), sampling, ends, prefix)
-        rows = _join(rows, some)
+        front = decode(
+            model, variables, _first(rows, size), keys, jnp.int32(size - smaller), sampling, end_tokens, prefix
+        )
+        rows = _join(rows, front)
     back = jnp.argsort(rows.draw)
     return Completion(*(x[back] for x in (rows.tokens, rows.lengths, rows.log_probs, rows.ended)))
 
@@ -177,11 +179,11 @@ def _read_distinct(model, variables, prompts, lengths, N, prefix, active, order)
     """The same in the given order of rows; each distinct prompt of the active rows is read once, in blocks."""
     B, S = prompts.shape
     block = -(-B // READ)
-    known = jnp.concatenate([prompts, lengths[:, None]], axis=1)
-    equal = jnp.all(known[:, None] == known, axis=-1) & active
+    identities = jnp.concatenate([prompts, lengths[:, None]], axis=1)
+    equal = jnp.all(identities[:, None] == identities, axis=-1) & active
     first = jnp.argmax(equal, axis=1)  # the first row with this prompt
     distinct = active & (first == jnp.arange(B))
-    read, place = jnp.argsort(~distinct), jnp.cumsum(distinct) - 1
+    reading_order, place = jnp.argsort(~distinct), jnp.cumsum(distinct) - 1
 
     def unread(carry):
         return carry[0] < jnp.sum(distinct)
@@ -189,9 +191,12 @@ def _read_distinct(model, variables, prompts, lengths, N, prefix, active, order)
     def read_block(carry):
         n, kv, hidden = carry
         at = jnp.minimum(n, B - block)
-        these = jax.lax.dynamic_slice_in_dim(read, at, block)
+        these = jax.lax.dynamic_slice_in_dim(reading_order, at, block)
         block_kv, block_hidden = prefill(model, variables, prompts[these], lengths[these], prefix)
-        put = lambda old, new: jax.lax.dynamic_update_slice(old, new, (0, at) + (0,) * (old.ndim - 2))
+
+        def put(cache, new):
+            return jax.lax.dynamic_update_slice(cache, new, (0, at) + (0,) * (cache.ndim - 2))
+
         return n + block, KeyValues(*map(put, kv, block_kv)), hidden.at[at + jnp.arange(block)].set(block_hidden)
 
     config = model.config
@@ -223,12 +228,15 @@ def _bring_to_front(rows: Rows, size: int) -> Rows:
 
 def _first(rows: Rows, size: int) -> Rows:
     """The first rows. All keys and values stay where they are: the model uses those of the rows it is given."""
-    few = jax.tree.map(lambda x: x[:size], rows._replace(kv=None, index=None))
-    return few._replace(kv=rows.kv, index=rows.index)
+    front = jax.tree.map(lambda x: x[:size], rows._replace(kv=None, index=None))
+    return front._replace(kv=rows.kv, index=rows.index)
 
 
-def _join(rows: Rows, few: Rows) -> Rows:
-    """`rows` with the first ones as they are in `few`."""
-    put = lambda old, new: old.at[: len(new)].set(new)
-    bare = lambda rows: rows._replace(kv=None, index=None)
-    return jax.tree.map(put, bare(rows), bare(few))._replace(kv=few.kv, index=few.index)
+def _join(rows: Rows, front: Rows) -> Rows:
+    """`rows` with the first ones as they are in `front`."""
+    joined = jax.tree.map(
+        lambda all_rows, new: all_rows.at[: len(new)].set(new),
+        rows._replace(kv=None, index=None),
+        front._replace(kv=None, index=None),
+    )
+    return joined._replace(kv=front.kv, index=front.index)

@@ -139,10 +139,10 @@ def admit(
 
     def insert(old, kv):
         # A text's last slot is the one that its first step writes again.
-        begin = (0, 0, 0, index + 1 - S, 0)
-        window = jax.lax.dynamic_slice(old, begin, (*old.shape[:3], S, old.shape[4]))
+        corner = (0, 0, 0, index + 1 - S, 0)
+        window = jax.lax.dynamic_slice(old, corner, (*old.shape[:3], S, old.shape[4]))
         window = jnp.where(is_new_R[:, None, None], kv[:, :, text_R], window)
-        return jax.lax.dynamic_update_slice(old, window, begin)
+        return jax.lax.dynamic_update_slice(old, window, corner)
 
     def roll_layer(i, kv):
         # What wraps around lies outside of every running row.
@@ -171,6 +171,6 @@ def admit(
 
 def bring_together(rows: Rows, which_r: jax.Array, mesh: Mesh | None = None) -> Rows:
     """The rows of these numbers, int32 [r], as a smaller batch; R, the number of all, is a row that does not run."""
-    few = jax.tree.map(lambda t: t.at[which_r].get(mode="clip"), rows._replace(kv=None, index=None))
-    few = few._replace(limit=jnp.where(which_r < len(rows.limit), few.limit, 0), index=rows.index)
-    return placed(few._replace(kv=HeadKeyValues(*(t.at[:, :, which_r].get(mode="clip") for t in rows.kv))), mesh)
+    chosen = jax.tree.map(lambda t: t.at[which_r].get(mode="clip"), rows._replace(kv=None, index=None))
+    chosen = chosen._replace(limit=jnp.where(which_r < len(rows.limit), chosen.limit, 0), index=rows.index)
+    return placed(chosen._replace(kv=HeadKeyValues(*(t.at[:, :, which_r].get(mode="clip") for t in rows.kv))), mesh)
