@@ -195,7 +195,7 @@ def own(here, monkeypatch):
         ("train_ms_grpo --game=own_games:needs", "missing 1 required positional argument: 'x'"),
         ("train_ms_grpo --game=own_games:no_field", "'own_games:no_field': the template needs the field 'cells'"),
         ("warm_start --model=nano --game=own_games:batched", "field 'cells' has shape (1, 16)"),
-        ("train_ms_grpo --game=own_games:no_attribute", "failed with AttributeError: 'EnvState' object has no"),
+        ("train_ms_grpo --game=own_games:no_attribute", "failed with AttributeError: 'FrozenLakeState' object has no"),
         ("run_lac --model=nano --game=own_games:traced", "; a game's functions are traced by jax.jit ("),
         ("train_ms_grpo --game=own_games:several", "success has shape (16,); it must be one value"),
         ("train_ms_grpo --game=own_games:no_env", "env is 3 of type int; it must be a gymnax environment"),
