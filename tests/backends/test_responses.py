@@ -103,7 +103,7 @@ def test_a_refusal_of_one_prompt_is_counted_and_neither_sent_again_nor_the_end(b
         replies = counted.complete(chats(3), HOT, "policy")
         assert len(server.requests) == 3
         assert spent(ask)["refused"] == 1 and spent(ask)["cut"] == 0
-        assert metered.complete(chats(3), HOT, "policy")[0].refused and len(server.requests) == 3
+        assert counted.complete(chats(3), HOT, "policy")[0].refused and len(server.requests) == 3
     assert [(reply.refused, reply.ended) for reply in replies] == [(True, False), (False, True), (False, True)]
     assert replies[0].text == text
 
