@@ -65,7 +65,7 @@ def look_ahead(
         return jax.tree.map(lambda leaf: leaf[step], reached)
 
     after = [viewer.views(at(step)) for step in range(1, len(actions) + 1)]
-    last = at(-1)
+    last = at(-1)  # a finished game stays where it ended
     outcome = np.asarray(jax.vmap(game.returns)(last))
     finished = np.asarray(jax.vmap(game.is_terminal)(last))
     buffer = []
@@ -76,7 +76,7 @@ def look_ahead(
             moves = tuple(int(a) for a in actions[:, row] if a >= 0)
             if moves in lines:
                 continue
-            before, steps = view, []
+            before, steps = view, []  # of one line: each ply with the views before and after it
             for i, action in enumerate(moves):
                 steps.append(Ply(before, game.actions[action], after[i][row]))
                 before = after[i][row]

@@ -200,6 +200,7 @@ def evaluate(model: LanguageModel, dialogue: Dialogue, held_out: Sequence[Traini
     openings = [f"{line.opening} {before_verdict(line.text)}" for line in judged]
     verdicts = [line._replace(opening=text, text=GOOD) for line, text in zip(judged, openings, strict=True)]
     texts = [[line.reply] for line in held_out] + [[f" {GOOD}", f" {BAD}"]] * len(judged)
+    # One call: a model that shares beginnings reads each episode once for all of its lines.
     scores = model.score([lines.prompt(dialogue, line) for line in [*held_out, *verdicts]], texts, "held out")
     metrics = {}
     for kind in dict.fromkeys(line.kind for line in held_out):
@@ -209,6 +210,7 @@ def evaluate(model: LanguageModel, dialogue: Dialogue, held_out: Sequence[Traini
         good = np.array([verdict(line.text) == GOOD for line in judged])
         right = np.array([row[0].log_prob > row[1].log_prob for row in scores[len(held_out) :]]) == good
         metrics["accuracy"] = float(right.mean())
+        # Beside the whole: a model that always says GOOD is right as often as episodes go well.
         either = {"accuracy_good": right[good], "accuracy_bad": right[~good]}
         metrics |= {name: float(values.mean()) for name, values in either.items() if len(values)}
     return metrics

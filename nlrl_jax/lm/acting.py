@@ -127,7 +127,7 @@ def views(model: Transformer, variables: Any) -> Any:
     on_cpu = isinstance(leaves[0], jax.Array) and next(iter(leaves[0].devices())).platform == "cpu"
     if model.mesh is not None or _of_a_layer(model, params) < LARGE or not on_cpu:
         return variables
-    turn = 3 * sum(leaf.nbytes for leaf in leaves) <= memory_of_host()
+    turn = 3 * sum(leaf.nbytes for leaf in leaves) <= memory_of_host()  # the weights, their copy, and as much to spare
     sharding = leaves[0].sharding if leaves[0].committed else None
 
     def put(x):
@@ -137,7 +137,7 @@ def views(model: Transformer, variables: Any) -> Any:
         return put(np.ascontiguousarray(x.T))
 
     head = {"turned": turned(np.asarray(params["lm_head"]))} if turn and "lm_head" in params else {}
-    arrays = jax.tree.map(np.asarray, params["blocks"])
+    arrays = jax.tree.map(np.asarray, params["blocks"])  # no copy: a slice of a NumPy array is a view of it
     layers = [jax.tree.map(lambda x, i=i: x[i], arrays) for i in range(model.config.num_layers)]
     blocks = tuple(_turned(layer, turned, put) if turn else jax.tree.map(put, layer) for layer in layers)
     if "lora" in variables:  # its copy is small
@@ -173,6 +173,7 @@ def _first(parts: list[Any]) -> Any:
 
 def _side_by_side(parts: list[Any]) -> Any:
     def join(name, *arrays):
+        # x @ [a1 a2] @ diag(b1, b2) = [x a1 b1, x a2 b2]
         return jax.scipy.linalg.block_diag(*arrays) if name == "b" else jnp.concatenate(arrays, axis=-1)
 
     return {name: join(name, *(part[name] for part in parts)) for name in parts[0]}

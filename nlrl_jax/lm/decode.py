@@ -114,12 +114,13 @@ def decode(
     W = num_slots(rows.kv)
     slots, before = jnp.arange(W), prefix_length(prefix)
 
+    # All rows write slot `index` of the cache in the same step: prompts are right-aligned, so positions differ by row.
     def more(rows):
         return (jnp.sum(~running(rows)) < stop_at) & (rows.index < W)
 
     def step(rows):
         positions = (before + rows.index - rows.start)[:, None]
-        valid = slots >= rows.start[:, None]
+        valid = slots >= rows.start[:, None]  # slots after `index` are masked by the cache itself
         cache = Cache(rows.kv, rows.index)
         hidden, cache = model.apply(variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix)
         rows = rows._replace(kv=cache.kv, index=cache.index)

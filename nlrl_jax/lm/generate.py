@@ -138,7 +138,7 @@ def generate(
         order = jnp.arange(B)
         kv, hidden = _read_all(model, variables, prompts, lengths, N, prefix)
     else:
-        order = jnp.argsort(~active)
+        order = jnp.argsort(~active)  # rows that write first: the smaller loops decode the front of the batch
         kv, hidden = _read_distinct(model, variables, prompts, lengths, N, prefix, active, order)
     keys = jax.random.split(key, (B, N))  # here: each of the loops below would compile it again
     zeros = jnp.zeros((B,), jnp.int32)
@@ -155,13 +155,14 @@ def generate(
         ended=zeros > 0,
     )
     rows = write(model, variables, rows, hidden, keys, sampling, end_tokens)
+    # Each loop ends when its running rows fit the next size; the last one when none runs.
     for size, smaller in zip(sizes, (*sizes[1:], 0)):
         rows = _bring_to_front(rows, size) if size < B else rows
         front = decode(
             model, variables, _first(rows, size), keys, jnp.int32(size - smaller), sampling, end_tokens, prefix
         )
         rows = _join(rows, front)
-    back = jnp.argsort(rows.draw)
+    back = jnp.argsort(rows.draw)  # a row's draw is its number in the batch
     return Completion(*(x[back] for x in (rows.tokens, rows.lengths, rows.log_probs, rows.ended)))
 
 
@@ -190,7 +191,7 @@ def _read_distinct(model, variables, prompts, lengths, N, prefix, active, order)
 
     def read_block(carry):
         n, kv, hidden = carry
-        at = jnp.minimum(n, B - block)
+        at = jnp.minimum(n, B - block)  # the last block is moved back to be whole; it reads some prompts again
         these = jax.lax.dynamic_slice_in_dim(reading_order, at, block)
         block_kv, block_hidden = prefill(model, variables, prompts[these], lengths[these], prefix)
 
@@ -202,7 +203,7 @@ def _read_distinct(model, variables, prompts, lengths, N, prefix, active, order)
     config = model.config
     kv, hidden = empty_cache(config, B, S + N).kv, jnp.zeros((B, config.hidden_size), config.dtype)
     _, kv, hidden = jax.lax.while_loop(unread, read_block, (jnp.int32(0), kv, hidden))
-    source = jnp.maximum(place[first[order]], 0)
+    source = jnp.maximum(place[first[order]], 0)  # inactive rows take anything: their limit is 0
     return _take_rows(kv, source, config.num_layers, S), hidden[source]
 
 

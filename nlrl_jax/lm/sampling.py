@@ -44,10 +44,12 @@ def _draw(key: jax.Array, logits: jax.Array) -> jax.Array:
     The parts of a vocabulary that is a multiple of a power of two lie on one device each where devices share it.
     """
     B, V = logits.shape
+    # Two levels: cumulative sums of K parts and of one part's words, not of all V words.
     K = min(V & -V, _PARTS)  # parts: the largest power of two that divides V
     if K < 16:
         K = 128
         logits = jnp.pad(logits, ((0, 0), (0, -V % K)), constant_values=-jnp.inf)
+    # Without dividing by the sum: the random number is scaled instead.
     p = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True)).reshape(B, K, -1)
     sums = jnp.sum(p, axis=-1)
     part, rest = _place(sums, jax.random.uniform(key, (B, 1)) * jnp.sum(sums, axis=-1, keepdims=True))

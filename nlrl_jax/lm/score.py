@@ -78,6 +78,7 @@ def token_log_probs(
     fill = ((0, 0), (0, chunks * size - N))
     hidden = jnp.pad(hidden, (*fill, (0, 0))).reshape(B, chunks, size, H).swapaxes(0, 1)
     targets = jnp.pad(targets, fill).reshape(B, chunks, size).swapaxes(0, 1)
+    # In a scan nothing can be shared between the passes, so the barriers that `prevent_cse` adds only cost time.
     remat = jax.checkpoint(of_chunk, prevent_cse=False)
     _, log_probs = jax.lax.scan(lambda _, x: (None, remat(*x)), None, (hidden, targets))
     return log_probs.swapaxes(0, 1).reshape(B, -1)[:, :N]

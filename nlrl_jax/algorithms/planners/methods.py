@@ -92,21 +92,26 @@ _TITLES = {
     "lac_resample": "LAC, resampling",
 }
 METHODS: dict[str, Method] = {
+    # LAC and its ablations; without verdicts as log-probabilities, a model need not score.
     **{
         name: Method(_TITLES[name], label, _variant(changes), scores=changes.get("critic") != "direct")
         for name, (changes, label) in lac.METHODS.items()
     },
+    # Policies: what the model says first is done. The decision transformer reads the return it is to reach.
     "react": Method("ReAct, no thoughts", "", _planner(react.decide), scores=False),
     "react_return": Method("decision transformer", "", _planner(react.decide), scores=False, returns=True),
     "react_think": Method("ReAct", "", _planner(react.decide), thinks=True, scores=False),
+    # Planners that imagine before each step.
     "rap": Method("RAP", "Value", _planner(rap.decide), notes=False),
     "icpi": Method("ICPI", "Reward", _planner(icpi.decide), scores=False),
     "rafa": Method("RAFA", "Value", _planner(rafa.decide), notes=False, scores=False),
+    # BALROG's prompts, without a plan; "robust" ones answer in tags (Table 13).
     "naive": _direct("naive"),
     "robust_naive": _direct("robust naive", tagged=True),
     "cot": _direct("chain of thought", "Thought"),
     "robust_cot": _direct("robust chain of thought", "Thought", tagged=True),
     "few_shot": _direct("few-shot", shots=True),
+    # A search of the game itself, or of an imagined one, before the first step.
     "lats": _search("LATS", lats.plan),
     "lats_imagined": _search("LATS, imagined", functools.partial(lats.plan, imagined=True)),
 }
