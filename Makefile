@@ -56,7 +56,7 @@ TEST := $(RUN) -m pytest -n 2 --dist loadfile
 test: install alfworld  ## 13 to 20 minutes on 2 cores, 25 to 36 of CPU time, with nothing compiled before.
 	$(TEST)
 
-test-promises: install  ## Two processes equal one, kills and resumes of every trainer, the wheel: 13 minutes, 24 of CPU time.
+test-promises: install  ## Two processes equal one, kills and resumes of every trainer, the wheel: 15 minutes, 26 of CPU time.
 	$(TEST) -m "promises and not slow"
 
 test-all: install alfworld  ## Also the slow tests, and those that need PyTorch where it is installed.

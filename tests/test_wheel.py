@@ -124,4 +124,5 @@ def test_a_project_has_its_own_envs_and_launch(programs, tmp_path, layout):
     (tmp_path / "mygame.py").write_text(game)
     small = "--model=nano", "--episodes=2", "--max_turns=2", "--max_tokens=4"
     assert "return" in run(programs / "nlrl-jax", "evaluate", *small, "--game=mygame:pond", cwd=tmp_path)
-    assert "9" in run(programs / "python", "-c", "import mygame, envs; print(9)", cwd=tmp_path)
+    where = "import mygame, envs; print(envs.__file__ or list(envs.__path__))"
+    assert str(tmp_path) in run(programs / "python", "-c", where, cwd=tmp_path)
