@@ -66,22 +66,22 @@ def ms_grpo(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
 def sft(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     """One step of supervised fine-tuning with AdamW, on `rows` of `tokens`."""
     model = model.clone(remat=not args.no_remat)
-    variables, where = _variables(model)
+    variables, places_of = _variables(model)
     optimizer = optax.adamw(1e-5)
     opt_state = jax.eval_shape(optimizer.init, variables[args.train])
-    places = placement.of_optimizer(optimizer, opt_state, where(variables)[args.train], model.mesh)
+    places = placement.of_optimizer(optimizer, opt_state, places_of(variables)[args.train], model.mesh)
     opt_state = placed(opt_state, places)
     tokens = jax.ShapeDtypeStruct((args.rows, args.tokens), jnp.int32)
     batch = SFTBatch(tokens, tokens, tokens, jax.ShapeDtypeStruct(tokens.shape, jnp.float32))
     batch = placed(batch, _rows(model, batch))
     step = make_sft_step(functools.partial(sft_loss, model), optimizer, args.train, short_weights=True)
-    variables = placed(variables, where(variables))
+    variables = placed(variables, places_of(variables))
     return targets.compiled(jax.jit(step, donate_argnums=(0, 1)).lower(variables, opt_state, batch), model.mesh), 1
 
 
 def sample(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     """Replies of at most `tokens` tokens to `rows` prompts of `prompt`."""
-    variables, where = _variables(model)
+    variables, places_of = _variables(model)
     prompts = jax.ShapeDtypeStruct((args.rows, args.prompt), jnp.int32)
     arguments = (prompts, jax.ShapeDtypeStruct((args.rows,), jnp.int32))
     arguments = placed(arguments, _rows(model, arguments))
@@ -92,7 +92,7 @@ def sample(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
         prompts, lengths = in_whole_tiles(model.mesh, args.tokens, prompts, lengths, lengths > 0)[:2]
         return generate(model, weights, prompts, lengths, key, Sampling(max_tokens=args.tokens), (0,))
 
-    arguments = (placed(variables, where(variables)), *arguments, key.update(sharding=where(key)))
+    arguments = (placed(variables, places_of(variables)), *arguments, key.update(sharding=places_of(key)))
     return targets.compiled(jax.jit(run).lower(*arguments), model.mesh), args.tokens - 1
 
 

@@ -52,30 +52,20 @@ Play = Callable[[], int]  # plays a little; how many steps that was
 
 
 class Subject(NamedTuple):
-    """make: batch -> (seconds -> steps a second). batch: its only batch size, 0 if it has any."""
+    """make: batch -> `Play`. batch: its only batch size, 0 if it has any."""
 
     name: str
-    make: Callable[[int], Callable[[float], float]]
+    make: Callable[[int], Play]
     batch: int = 0
     is_peer: bool = False
 
 
-def rated(make: Callable[[int], Play]) -> Callable[[int], Callable[[float], float]]:
-    """Measures what `make` makes for at least so many seconds; its first call compiles."""
-
-    def prepare(batch: int) -> Callable[[float], float]:
-        play = make(batch)
-        play()
-
-        def rate(seconds: float) -> float:
-            start, steps = time.perf_counter(), 0
-            while (elapsed := time.perf_counter() - start) < seconds or not steps:
-                steps += play()
-            return steps / elapsed
-
-        return rate
-
-    return prepare
+def rate(play: Play, seconds: float) -> float:
+    """Steps a second, played for at least so many seconds."""
+    start, steps = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - start) < seconds or not steps:
+        steps += play()
+    return steps / elapsed
 
 
 def scanned(start: Callable[[jax.Array], Any], step: Callable[..., Any], length: int, batch: int, steps: int) -> Play:
@@ -122,18 +112,18 @@ def of_env(env: Any, params: Any, with_obs: bool = True, length: int = 20_000) -
 
 def boards(_: argparse.Namespace) -> Iterator[Subject]:
     peer = of_env(*gymnax.make("FrozenLake-misc"))
-    yield Subject("gymnax FrozenLake-misc (slippery, fixed map)", rated(peer), is_peer=True)
+    yield Subject("gymnax FrozenLake-misc (slippery, fixed map)", peer, is_peer=True)
     for name in ("frozen_lake_slippery", "frozen_lake", "snake"):
         game = envs.make(name)
-        yield Subject(name, rated(of_env(game.env, game.params, False)))
-        yield Subject(f"{name}, obs", rated(of_env(game.env, game.params)))
+        yield Subject(name, of_env(game.env, game.params, False))
+        yield Subject(f"{name}, obs", of_env(game.env, game.params))
 
 
 def pongs(_: argparse.Namespace) -> Iterator[Subject]:
-    yield Subject("gymnax Pong-misc", rated(of_env(*gymnax.make("Pong-misc"))), is_peer=True)
+    yield Subject("gymnax Pong-misc", of_env(*gymnax.make("Pong-misc")), is_peer=True)
     for name, points in (("one point", 1), ("to 21", 21)):
         game = pong.control_game(points)
-        yield Subject(f"pong, {name}", rated(of_env(game.env, game.params)))
+        yield Subject(f"pong, {name}", of_env(game.env, game.params))
 
 
 def minigrid() -> Play:
@@ -155,7 +145,7 @@ def minigrid() -> Play:
 
 
 def babyai(options: argparse.Namespace) -> Iterator[Subject]:
-    yield Subject("minigrid (one game)", rated(lambda _: minigrid()), 1, True)
+    yield Subject("minigrid (one game)", lambda _: minigrid(), 1, True)
 
     def fresh(key, batch):
         return jax.vmap(lambda key: levels.draw(key, options.mission))(jax.random.split(key, batch))
@@ -191,7 +181,7 @@ def babyai(options: argparse.Namespace) -> Iterator[Subject]:
             length = max(1, 3000 // batch // steps)
             return scanned(lambda key: fresh(key, batch), step, length, batch, steps)
 
-        yield Subject(name, rated(make))
+        yield Subject(name, make)
 
 
 def gymnasium_robot(name: str):
@@ -218,10 +208,12 @@ def gymnasium_vector(name: str, kind: str) -> Play:
 def robots(game: str, options: argparse.Namespace) -> Iterator[Subject]:
     for kind in ("sync", "async"):
         peer = f"{ROBOTS[game]}-{options.version}"
-        yield Subject(f"gymnasium, {kind}, {CORES} games", rated(lambda _: gymnasium_vector(peer, kind)), CORES, True)
+        yield Subject(
+            f"gymnasium, {kind}, {CORES} games", lambda _, kind=kind: gymnasium_vector(peer, kind), CORES, True
+        )
     for physics in options.physics:
         env = locomotion.make_env(game, options.version, physics)
-        yield Subject(f"{game}-{options.version}, {physics}", rated(of_env(env, env.default_params, length=16)))
+        yield Subject(f"{game}-{options.version}, {physics}", of_env(env, env.default_params, length=16))
 
 
 def breakthrough_positions(game: Any, count: int) -> tuple[Any, list[Any]]:
@@ -258,8 +250,8 @@ def search(options: argparse.Namespace) -> Iterator[Subject]:
         at = jax.tree.map(lambda x: x[:batch], positions)
         return lambda: simulations * len(jax.block_until_ready(policy(jax.random.key(0), at)))
 
-    yield Subject("OpenSpiel's MCTSBot", rated(openspiel), is_peer=True)
-    yield Subject("nlrl_jax", rated(ours))
+    yield Subject("OpenSpiel's MCTSBot", openspiel, is_peer=True)
+    yield Subject("nlrl_jax", ours)
 
 
 GAMES: dict[str, Callable[[argparse.Namespace], Iterator[Subject]]] = {
@@ -273,16 +265,16 @@ GAMES: dict[str, Callable[[argparse.Namespace], Iterator[Subject]]] = {
 
 def table(title: str, subjects: list[Subject], options: argparse.Namespace) -> None:
     """Measures the subjects of one game and prints their table."""
-    runs, compiling = {}, dict.fromkeys((subject.name for subject in subjects), 0.0)
+    plays, compiling = {}, dict.fromkeys((subject.name for subject in subjects), 0.0)
     for subject in subjects:
         for batch in [subject.batch] if subject.batch else options.batches:
             try:
-                seconds, runs[subject.name, batch] = timed(subject.make, batch)
+                play = plays[subject.name, batch] = subject.make(batch)
             except ImportError as error:
                 print(f"{subject.name} is not installed ({error})")
                 continue
-            compiling[subject.name] = max(compiling[subject.name], seconds)
-    measures = {name: lambda _, run=run: run(options.seconds) for name, run in runs.items()}
+            compiling[subject.name] = max(compiling[subject.name], timed(play)[0])
+    measures = {name: lambda _, play=play: rate(play, options.seconds) for name, play in plays.items()}
     rates = medians(in_turns(measures, options.repeats))
     only = {subject.name: subject.batch for subject in subjects}
     peers = [subject.name for subject in subjects if subject.is_peer]

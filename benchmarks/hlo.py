@@ -136,24 +136,24 @@ class Program:
         collectives = [Collective(*key, int(number), runs, each) for key, (number, runs, each) in rows.items()]
         return sorted(collectives, key=lambda row: -row.runs * row.bytes)
 
-    def copies(self, least: float = 2**19) -> list[Copy]:
-        """Copies, slices, conversions and the like with results of at least `least` bytes, the most bytes first."""
+    def copies(self, smallest: float = 2**19) -> list[Copy]:
+        """Copies, slices, conversions and the like with results of at least so many bytes, the most bytes first."""
         rows: dict[tuple, list[float]] = {}
         for loops, runs, op in self.ops():
             bytes_ = sum(op.sizes())
-            if _COPY.match(op.name) and bytes_ >= least:
+            if _COPY.match(op.name) and bytes_ >= smallest:
                 row = rows.setdefault((re.sub(r"[\d.]+$", "", op.name), loops, op.type, self.line(op)), [0.0, 0.0])
                 row[0] += runs
                 row[1] += runs * bytes_
         return sorted((Copy(*key, *row) for key, row in rows.items()), key=lambda row: -row.bytes)
 
-    def line(self, op: Op, folders: tuple[str, ...] = ("nlrl_jax/",), most: int = 2) -> str:
-        """The project's innermost lines that an op comes from, such as "lm/score.py:76 < algorithms/sft.py:99"."""
+    def line(self, op: Op) -> str:
+        """The project's two innermost lines that an op comes from, such as "lm/score.py:76 < algorithms/sft.py:99"."""
         lines = []
         for file, number in self._frames.get(op.frame, []):
-            if "site-packages" not in file:
-                lines += [f"{file.rsplit(folder)[-1]}:{number}" for folder in folders if folder in file]
-        return " < ".join(lines[:most])
+            if "site-packages" not in file and "nlrl_jax/" in file:
+                lines.append(f"{file.rsplit('nlrl_jax/')[-1]}:{number}")
+        return " < ".join(lines[:2])
 
     def _walk(self, name: str, times: float, loops: tuple[str, ...]) -> None:
         if name not in self.computations:
@@ -180,21 +180,21 @@ class Program:
             matmul = "cublas" in op.target or op.target.startswith("__onednn$matmul")
             if op.code in ("dot", "convolution") or matmul:
                 names = [re.sub(r"/\*.*?\*/", "", arg).split(" ")[-1].strip().lstrip("%") for arg in _split(op.args)]
-                left, right = (types.get(name, arg) for name, arg in list(zip(names, _split(op.args)))[:2])
-                total += 2.0 * math.prod(_dims(op.type)) * _contracted(op, _dims(left), _dims(right))
+                lhs, rhs = (types.get(name, arg) for name, arg in list(zip(names, _split(op.args)))[:2])
+                total += 2.0 * math.prod(_dims(op.type)) * _contracted(op, _dims(lhs), _dims(rhs))
             elif op.code == "fusion" or (inside and op.code in ("call", "async-start")):
                 called = (called for called in _CALLED.findall(op.rest) if called in self.computations)
                 total += sum(self._products(computation, True) for computation in called)
         return total
 
 
-def _contracted(op: Op, left: list[int], right: list[int]) -> int:
+def _contracted(op: Op, lhs: list[int], rhs: list[int]) -> int:
     """How many products each number of the result sums."""
     if op.code == "convolution":
         labels = _group(r"dim_labels=\w+_(\w+)->", op.rest)
-        return math.prod(n for n, label in zip(right, labels) if label != "o")
+        return math.prod(n for n, label in zip(rhs, labels) if label != "o")
     axes = _group(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]([^\]}]*)', op.rest)
-    return math.prod(left[int(i)] for i in re.findall(r"\d+", axes)) if axes else left[-1]
+    return math.prod(lhs[int(i)] for i in re.findall(r"\d+", axes)) if axes else lhs[-1]
 
 
 def _frames(text: str) -> dict[int, list[tuple[str, int]]]:
@@ -209,10 +209,8 @@ def _frames(text: str) -> dict[int, list[tuple[str, int]]]:
 
     frames = {}
     for first in tables["StackFrames"]:
-        chain, at, seen = [], first, set()
-        while at in tables["StackFrames"] and at not in seen:
-            seen.add(at)
-            frame = tables["StackFrames"][at]
+        chain, at, frames_left = [], first, dict(tables["StackFrames"])
+        while frame := frames_left.pop(at, ""):  # each once: a chain may close
             place = tables["FileLocations"].get(number(frame, "file_location_id"), "")
             file = tables["FileNames"].get(number(place, "file_name_id"), "").strip('"')
             chain.append((file, int(number(place, "line") or 0)))

@@ -87,10 +87,10 @@ def ours(folder, job, batch, new_tokens, prompt):
 
     @jax.jit
     def step(params, lora, state, tokens):
-        ones = jnp.ones((batch,), jnp.int32)
+        lengths = jnp.ones((batch,), jnp.int32)
 
         def loss(lora):
-            return -score(model, {"params": params, "lora": lora}, tokens[:, :1], ones, tokens[:, 1:]).mean()
+            return -score(model, {"params": params, "lora": lora}, tokens[:, :1], lengths, tokens[:, 1:]).mean()
 
         value, grads = jax.value_and_grad(loss)(lora)
         updates, state = optimizer.update(grads, state, lora)
@@ -164,10 +164,10 @@ SIDES = {
 NAMES = {"ours": "nlrl_jax", "torch": "transformers", "llama": "llama.cpp, file", "llama32": "llama.cpp, float32"}
 
 
-def worker(side, folder, row, new_tokens, prompt):
+def worker(args):
     """Answers each line on stdin with one measurement as JSON on stdout; the first call is the warm-up."""
-    make, packages = SIDES[side]
-    run = make(folder, *ROWS[row], new_tokens, prompt)
+    make, packages = SIDES[args.worker]
+    run = make(args.folder, *ROWS[args.row], args.new_tokens, args.prompt_tokens)
     for _ in sys.stdin:
         start = time.perf_counter()
         check = run()
@@ -178,12 +178,12 @@ def worker(side, folder, row, new_tokens, prompt):
     print(json.dumps(", ".join(f"{name} {version(name)}" for name in packages)), flush=True)
 
 
-def measure(pythons, files, row, repeats, new_tokens, prompt):
+def measure(pythons, files, row, args):
     """{side: (seconds of each repeat, peak GiB, first check)} and {side: versions}; the sides take turns."""
     processes, environment = {}, {**os.environ, "JAX_PLATFORMS": "cpu"}
     for side, python in pythons.items():
         command = [python, "-m", "benchmarks.language_model", "--worker", side, "--folder", files[side], "--row", row]
-        command += ["--new_tokens", str(new_tokens), "--prompt_tokens", str(prompt)]
+        command += ["--new_tokens", str(args.new_tokens), "--prompt_tokens", str(args.prompt_tokens)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         processes[side] = subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes)
 
@@ -197,7 +197,7 @@ def measure(pythons, files, row, repeats, new_tokens, prompt):
         return json.loads(line)
 
     first = {side: ask(side) for side in processes}
-    answers = in_turns({side: lambda _, side=side: ask(side) for side in processes}, repeats)
+    answers = in_turns({side: lambda _, side=side: ask(side) for side in processes}, args.repeats)
     versions = {side: json.loads(process.communicate()[0]) for side, process in processes.items()}
     results = {
         side: ([a["seconds"] for a in got], max(a["rss_gib"] for a in got), first[side]["check"])
@@ -212,26 +212,25 @@ def agreement(results):
     if len(checks) < 2:
         return "-"
     if isinstance(checks[0], list):
-        first, *others = ([token for row in check for token in row] for check in checks)
-        equal = (np.mean(np.equal(first, other)) for other in others)
-        return ", ".join(f"{share:.0%}" for share in equal) + " of tokens equal"
+        ours, *peers = (np.concatenate(check) for check in checks)
+        return ", ".join(f"{np.mean(ours == tokens):.0%}" for tokens in peers) + " of tokens equal"
     return " / ".join(f"{check:.4f}" for check in checks)
 
 
-def table(title, pythons, files, repeats, new_tokens, prompt, rows):
+def table(pythons, files, args):
     """Measures all rows and prints them as Markdown."""
-    titles = [f"{title}, float32"]
+    titles = [f"{os.path.basename(args.folder or 'SmolLM2-135M')}, float32"]
     for side in pythons:
         titles += [f"{NAMES[side]} tokens/s", "peak GiB"]
     print_head(*titles, "check")
     versions: dict[str, str] = {}
-    for row in rows:
+    for row in args.rows:
         job, batch = ROWS[row]
         # llama.cpp does not train.
         sides = {side: python for side, python in pythons.items() if job != "lora" or not side.startswith("llama")}
-        results, versions_of_sides = measure(sides, files, row, repeats, new_tokens, prompt)
+        results, versions_of_sides = measure(sides, files, row, args)
         versions |= versions_of_sides
-        tokens = batch * (new_tokens if job == "decode" else LENGTH)
+        tokens = batch * (args.new_tokens if job == "decode" else LENGTH)
         cells = [row]
         for side in pythons:
             if side not in results:
@@ -241,8 +240,8 @@ def table(title, pythons, files, repeats, new_tokens, prompt, rows):
             rates = [tokens / s for s in seconds]
             cells += [f"{statistics.median(rates):.1f} [{min(rates):.1f}, {max(rates):.1f}]", f"{rss:.2f}"]
         print_row(*cells, agreement(results))
-    print(f"\nMedians of {repeats} alternating repeats [smallest, largest].")
-    print(f"Decode writes {new_tokens} new tokens after {prompt}.")
+    print(f"\nMedians of {args.repeats} alternating repeats [smallest, largest].")
+    print(f"Decode writes {args.new_tokens} new tokens after {args.prompt_tokens}.")
     print("; ".join([host(), *dict.fromkeys(versions.values())]))
 
 
@@ -260,7 +259,7 @@ def main():
     if args.llama_python and args.folder and not args.folder.endswith(".gguf"):
         parser.error(f"--folder is {args.folder}; llama.cpp reads a .gguf file")
     if args.worker:
-        return worker(args.worker, args.folder, args.row, args.new_tokens, args.prompt_tokens)
+        return worker(args)
     peers = {"torch": args.torch_python, "llama": args.llama_python, "llama32": args.llama_python}
     pythons = {"ours": sys.executable} | {side: python for side, python in peers.items() if python}
     with tempfile.TemporaryDirectory() as temporary:
@@ -275,15 +274,7 @@ def main():
             write = "import sys; from benchmarks.peers.llama_cpp import in_float32; in_float32(*sys.argv[1:])"
             command = [args.llama_python, "-c", write, file, files["llama32"]]
             subprocess.run(command, check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
-        table(
-            os.path.basename(args.folder or "SmolLM2-135M"),
-            pythons,
-            files,
-            args.repeats,
-            args.new_tokens,
-            args.prompt_tokens,
-            args.rows,
-        )
+        table(pythons, files, args)
 
 
 if __name__ == "__main__":

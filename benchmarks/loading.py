@@ -34,7 +34,7 @@ import tempfile
 import threading
 import time
 
-from benchmarks.timing import ROOT, host, parser_of, print_head, print_row
+from benchmarks.timing import ROOT, host, last_json, parser_of, print_head, print_row
 
 GB = 1e9
 HEADLINE = ("row", "s", "GB/s", "arrays GB", "beyond GB", "anonymous GB", "expected GB")
@@ -57,6 +57,9 @@ class Peak:
         self._over.set()
         self._thread.join()
         self.rss = status("VmHWM")
+
+    def row(self, **sizes: int) -> dict[str, float]:
+        return {"seconds": self.seconds, "rss": self.rss, "anonymous": self.anonymous, **sizes}
 
     def _watch(self):
         while not self._over.wait(0.005):
@@ -84,7 +87,7 @@ def make_folder(folder: pathlib.Path, model: str, max_shard_gb: float) -> None:
     huggingface.save(folder, config, params, max_shard_bytes=int(max_shard_gb * GB))
 
 
-def same_tensors(folder: pathlib.Path, other: pathlib.Path) -> bool:
+def same_tensors(folder: pathlib.Path, copy: pathlib.Path) -> bool:
     """Whether two folders hold the same tensors, bit for bit."""
     import jax.numpy  # noqa: F401  (bfloat16)
     import numpy as np
@@ -94,7 +97,7 @@ def same_tensors(folder: pathlib.Path, other: pathlib.Path) -> bool:
         files = [safe_open(file, "numpy") for file in sorted(path.glob("*.safetensors"))]
         return {name: file for file in files for name in file.keys()}
 
-    first, second = tensors(folder), tensors(other)
+    first, second = tensors(folder), tensors(copy)
     if first.keys() != second.keys():
         return False
     return all(np.array_equal(file.get_tensor(name), second[name].get_tensor(name)) for name, file in first.items())
@@ -114,14 +117,11 @@ def ours(job: str, folder: str, out: str, sizes: list[int], several: list[str]) 
     mesh = make_mesh(*sizes) if sizes else None
     with Peak() as peak:
         config, params = jax.block_until_ready(huggingface.load(folder, mesh=mesh))
-    arrays = params
-    lora = None
+    arrays, lora = params, None
     if job in ("merged", "adapter"):
         model = Transformer(config)
-        where = param_specs(model)["lora"]
-        lora = init_lora(model, jax.random.key(0))
-        lora = jax.tree.map(lambda x: x + 0.01, lora)  # b starts at zero
-        lora = jax.block_until_ready(shard(lora, where, mesh) if mesh else lora)
+        lora = jax.tree.map(lambda x: x + 0.01, init_lora(model, jax.random.key(0)))  # b starts at zero
+        lora = jax.block_until_ready(shard(lora, param_specs(model)["lora"], mesh) if mesh else lora)
         arrays = (params, lora)
     if job in ("save", "merged"):
         with Peak() as peak:
@@ -132,13 +132,7 @@ def ours(job: str, folder: str, out: str, sizes: list[int], several: list[str]) 
     here = {shard.data.unsafe_buffer_pointer(): shard.data.nbytes for x in jax.tree.leaves(arrays)
             for shard in x.addressable_shards}  # fmt: skip
     moved = lora if job == "adapter" else params
-    return {
-        "seconds": peak.seconds,
-        "rss": peak.rss,
-        "anonymous": peak.anonymous,
-        "arrays": sum(here.values()),
-        "moved": sum(x.nbytes for x in jax.tree.leaves(moved)),
-    }
+    return peak.row(arrays=sum(here.values()), moved=sum(x.nbytes for x in jax.tree.leaves(moved)))
 
 
 def theirs(job: str, folder: str, out: str) -> dict[str, float]:
@@ -155,7 +149,7 @@ def theirs(job: str, folder: str, out: str) -> dict[str, float]:
             model.save_pretrained(out, max_shard_size="5GB")
             os.sync()
     size = sum(x.numel() * x.element_size() for x in model.parameters())
-    return {"seconds": peak.seconds, "rss": peak.rss, "anonymous": peak.anonymous, "arrays": size, "moved": size}
+    return peak.row(arrays=size, moved=size)
 
 
 def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: argparse.Namespace, peer: bool) -> dict:
@@ -170,15 +164,10 @@ def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: ar
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    several = [["--several", address, str(count), str(i)] if count > 1 else [] for i in range(count)]
-    processes = []
-    for options in several:
-        process = subprocess.Popen([*command, *options], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
-        processes.append(process)
-    texts = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise RuntimeError(f"{job} failed")
-    rows = [json.loads(text.splitlines()[-1]) for text in texts]
+    options = [["--several", address, str(count), str(i)] if count > 1 else [] for i in range(count)]
+    pipe = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([*command, *of_process], **pipe) for of_process in options]
+    rows = [last_json(process) for process in processes]
     return max(rows, key=lambda row: row["rss"] - row["arrays"]) | {"seconds": max(row["seconds"] for row in rows)}
 
 
@@ -220,11 +209,10 @@ def table(folder: pathlib.Path, out: pathlib.Path, args: argparse.Namespace) -> 
                 continue
             row = run(python, job, folder, out, args, peer)
             seconds.append(row["seconds"])
-            beyond = [row[what] - row["arrays"] for what in ("rss", "anonymous")]
-            numbers = (row["seconds"], row["moved"] / row["seconds"] / GB, row["arrays"] / GB, beyond[0] / GB,
-                       beyond[1] / GB, largest / GB + 2)  # fmt: skip
+            beyond, anonymous = row["rss"] - row["arrays"], row["anonymous"] - row["arrays"]
+            sizes = (row["moved"] / row["seconds"], row["arrays"], beyond, anonymous, largest + 2 * GB)
             name = f"{job}, transformers" if peer else job
-            print_row(name, *(f"{x:.2f}" for x in numbers))
+            print_row(name, f"{row['seconds']:.2f}", *(f"{size / GB:.2f}" for size in sizes))
             if job == "save" and not same_tensors(folder, out):
                 print("what was saved is not what was loaded")
             shutil.rmtree(out, ignore_errors=True)

@@ -22,12 +22,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import time
 
 import jax
 import numpy as np
 
-from benchmarks.timing import in_turns, medians, parser_of, print_head, print_row
+from benchmarks.timing import both_clocks, in_turns, medians, parser_of, print_head, print_row
 from nlrl_jax import envs
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.local import LocalModel
@@ -82,13 +81,13 @@ def batches(local, n):
 def naive(local, chats, sampling):
     """How many tokens it writes."""
     tokens, lengths = naive_prompts(local, chats)
-    written, eos = [], local.tokenizer.eos_ids
+    replies, eos = [], local.tokenizer.eos_ids
     for rows in batches(local, len(tokens)):
         key = jax.random.key(rows.start)
         out = _generate(local.model, local.variables, tokens[rows], lengths[rows], key, sampling, eos)
         texts, n = np.asarray(out.tokens), np.asarray(out.lengths)
-        written += [(local.tokenizer.decode(t[:k]), int(k)) for t, k in zip(texts, n)]
-    return sum(n for _, n in written[: len(chats)])
+        replies += [(local.tokenizer.decode(t[:k]), int(k)) for t, k in zip(texts, n)]
+    return sum(n for _, n in replies[: len(chats)])
 
 
 def ours(local, chats, sampling):
@@ -135,13 +134,13 @@ def backend(args):
         best, tokens = {way: (np.inf, np.inf) for way in ways}, {}
         for _ in range(args.repeats):
             for way, (function, model) in ways.items():
-                start = time.perf_counter(), time.process_time()
-                # Whole batches for the naive way, so that padded rows do not count against it.
-                some = chats[:: len(chats) // (len(chats) // 5 // args.rows * args.rows or len(chats))]
-                some = chats if way != "naive" else some[: len(some) // args.rows * args.rows or None]
-                tokens[way] = function(model, some, *options) / len(some)
-                taken = time.perf_counter() - start[0], time.process_time() - start[1]
-                best[way] = tuple(min(old, new / len(some)) for old, new in zip(best[way], taken))
+                part = chats
+                if way == "naive":  # whole batches, so that padded rows do not count against it
+                    part = chats[:: len(chats) // (len(chats) // 5 // args.rows * args.rows or len(chats))]
+                    part = part[: len(part) // args.rows * args.rows or None]
+                seconds, cpu_seconds, num_tokens = both_clocks(function, model, part, *options)
+                tokens[way] = num_tokens / len(part)
+                best[way] = tuple(np.minimum(best[way], np.divide((seconds, cpu_seconds), len(part))))
         for way, (wall, cpu) in best.items():
             ratios = (f"{slow / fast:.2f}" for slow, fast in zip(best["naive"], (wall, cpu)))
             print_row(name, way, f"{1 / wall:.0f}", f"{tokens[way] / wall:.0f}", *ratios)
@@ -158,7 +157,7 @@ def lac(args):
         model, usage = with_session(local, megabytes), Usage()
         setting = Setting(metered(model, usage), usage, game, COMPACT, parallel=args.games)
         played = run_method(setting, "lac", method, dialogue, tasks)
-        return played["seconds"], [one["steps"] for one in played["episodes"]]
+        return played["seconds"], [episode["steps"] for episode in played["episodes"]]
 
     sizes = [0.0, *(args.cache_mb or [1000.0])]
     runs = in_turns({mb: lambda _, mb=mb: play(mb) for mb in sizes}, 1 + args.repeats)  # the first compiles

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.models import MODELS, prompts_of
-from benchmarks.timing import in_turns, machine, parser_of, print_head, print_row, timed
+from benchmarks.timing import both_clocks, in_turns, machine, parser_of, print_head, print_row, timed
 from nlrl_jax import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.config import make
@@ -51,14 +50,14 @@ from nlrl_jax.weights.load import load_tokenizer
 class Work(NamedTuple):
     """Of the episodes of one iteration.
 
-    read, written: tokens of prompts (the shared prefix once, a turn's equal prompts once) and of replies.
+    prompt_tokens, reply_tokens: of prompts (the shared prefix once, a turn's equal prompts once) and of replies.
     learned: tokens that the update reads, prompts (with a prefix for each program that reads it) and replies.
     steps: passes of the decoding loops over all turns.
     bytes: read in these passes, weights and cache.
     """
 
-    read: int
-    written: int
+    prompt_tokens: int
+    reply_tokens: int
     learned: float
     steps: int
     bytes: float
@@ -76,29 +75,22 @@ def work_of(turns: text_games.Turns, prefix: int, config: ModelConfig, learning:
     passes = int(np.maximum(longest - 1, 0).sum())
     item = jnp.dtype(config.dtype).itemsize
     token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item  # keys and values of one token
-    more = np.maximum(replies - 1, 0)  # passes of a row; in pass n it reads its prompt and n tokens of its reply
-    cached = token * (passes * prefix + float((more * prompts + more * (more + 1) / 2).sum()))
+    later = np.maximum(replies - 1, 0)  # passes of a row; in pass n it reads its prompt and n tokens of its reply
+    cached = token * (passes * prefix + float((later * prompts + later * (later + 1) / 2).sum()))
     share = learning.group_sample / learning.group_size if learning.sampling_temperature else 1.0
     learned = share * float((prompts + replies).sum()) * learning.updates_per_batch + prefix
     new = [np.unique(rows[on], axis=0, return_index=True)[1] for rows, on in zip(decisions.prompts, active)]
-    read = prefix + sum(int(lengths[on][first].sum()) for lengths, on, first in zip(prompts, active, new))
+    prompt_tokens = prefix + sum(int(lengths[on][first].sum()) for lengths, on, first in zip(prompts, active, new))
     weights = config.num_params * jnp.dtype(config.param_dtype).itemsize
-    return Work(read, int(replies.sum()), learned, passes, passes * weights + cached)
+    return Work(prompt_tokens, int(replies.sum()), learned, passes, passes * weights + cached)
 
 
-def memory_rate(size: int = 2**27) -> float:
+def memory_rate() -> float:
     """Bytes a second at which this device reads a large array."""
-    x = jnp.ones((size,), jnp.float32)
+    x = jnp.ones((2**27,), jnp.float32)
     total = jax.jit(jnp.sum)
     total(x).block_until_ready()
-    return 4 * size / min(timed(total, x)[0] for _ in range(5))
-
-
-def both_clocks(run: Any, *args: Any) -> tuple[float, float]:
-    """Seconds of a call, and of this process on all cores meanwhile."""
-    before = time.process_time()
-    seconds, _ = timed(run, *args)
-    return seconds, time.process_time() - before
+    return x.nbytes / min(timed(total, x)[0] for _ in range(5))
 
 
 def random_model(config: TrainConfig):
@@ -133,10 +125,9 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     keys = [jax.random.key(n) for n in range(repeats)]
     jax.block_until_ready((play(state, keys[0]), update(state, keys[0])))
     programs = {"generation": play, "whole": update}
-    took = in_turns(
-        {name: lambda n, run=run: both_clocks(run, state, keys[n]) for name, run in programs.items()}, repeats
-    )
-    seconds, of_cores = ({name: [pair[i] for pair in pairs] for name, pairs in took.items()} for i in (0, 1))
+    subjects = {name: lambda n, run=run: both_clocks(run, state, keys[n])[:2] for name, run in programs.items()}
+    clocks = in_turns(subjects, repeats)
+    seconds, of_cores = ({name: [pair[i] for pair in pairs] for name, pairs in clocks.items()} for i in (0, 1))
     middle = sorted(range(repeats), key=lambda n: seconds["whole"][n])[repeats // 2]
     generation, whole = (seconds[name][middle] for name in programs)
     turns = jax.device_get(play(state, keys[middle]))
@@ -145,23 +136,23 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     N, peak, bandwidth = policy.model.config.num_params, matmul_rate(), memory_rate()
     learning_passes = 2 + (learning.beta > 0)
     phases = {
-        "generation": (generation, work.written, 2 * N * (work.read + work.written), work.bytes),
+        "generation": (generation, work.reply_tokens, 2 * N * (work.prompt_tokens + work.reply_tokens), work.bytes),
         "update": (whole - generation, work.learned, 2 * N * learning_passes * work.learned, None),
     }
     use = row_use(np.where(turns.active, turns.turn.reply_lengths, 0), policy.model.mesh)
     print(
-        f"{learning.num_groups * G} episodes of up to {T} turns: {work.read:,} tokens read, {work.written:,} written "
-        f"in {work.steps:,} passes ({use:.0%} of their rows were needed), {work.learned:,.0f} learned from; "
+        f"{learning.num_groups * G} episodes of up to {T} turns: {work.prompt_tokens:,} tokens read, "
+        f"{work.reply_tokens:,} written in {work.steps:,} passes ({use:.0%} of their rows were needed), "
+        f"{work.learned:,.0f} learned from; "
         f"an iteration takes {whole:.3f} s (fastest {min(seconds['whole']):.3f}, slowest {max(seconds['whole']):.3f}); "
         f"seconds of all cores: {of_cores['whole'][middle]:.1f}, generation {of_cores['generation'][middle]:.1f}\n"
         f"limits here: {peak / 1e12:.3g} TFLOP/s in a matrix product, {bandwidth / 1e9:.3g} GB/s reading memory"
     )
     rows = []
-    for name, (span, tokens, flop, read) in phases.items():
-        memory = "" if read is None else f"{read / span / bandwidth:.1%}"
-        rows.append(
-            [name, f"{span:.3f}", f"{span / whole:.0%}", f"{tokens / span:,.0f}", f"{flop / span / peak:.1%}", memory]
-        )
+    for name, (span, tokens, flop, moved) in phases.items():
+        memory = "" if moved is None else f"{moved / span / bandwidth:.1%}"
+        speed = f"{tokens / span:,.0f}", f"{flop / span / peak:.1%}", memory
+        rows.append([name, f"{span:.3f}", f"{span / whole:.0%}", *speed])
     return rows
 
 
@@ -183,12 +174,10 @@ def main() -> None:
     parser.add_argument("--options", nargs="*", default=[], help="others of train_ms_grpo, as NAME=VALUE")
     args = parser.parse_args()
     malloc.keep()  # as every script does
-    chosen = {name: getattr(args, name) for name in ("micro_batch", "max_tokens") if getattr(args, name) is not None}
-    options = {name: getattr(args, name) for name in ("model", "game", "dtype", "remat", "rollout_weights")}
-    others = dict(option.split("=", 1) for option in args.options)
-    config = make(
-        TrainConfig, **{**PRESETS[args.preset], **chosen, **options, **{k: value(v) for k, v in others.items()}}
-    )
+    names = ("model", "game", "dtype", "remat", "rollout_weights", "micro_batch", "max_tokens")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    options |= {name: value(text) for name, text in (option.split("=", 1) for option in args.options)}
+    config = make(TrainConfig, **PRESETS[args.preset] | options)
     print(f"{machine()}; {args.model} on {args.game}, preset {args.preset}, median of {args.repeats}")
     rows = measure(config, args.repeats)
     print_head("phase", "s", "share", "tokens/s", "of the compute limit", "of the memory limit")

@@ -32,12 +32,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.peers import purejaxrl
-from benchmarks.timing import ROOT, in_turns, machine, medians, parser_of, print_head, print_row, timed
+from benchmarks.timing import ROOT, in_turns, last_json, machine, medians, parser_of, print_head, print_row, timed
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.rollouts.control import ControlPlayer, evaluate
 from nlrl_jax.statistics import estimate, header
 
-NUM_STEPS = 128
+NUM_ENVS, NUM_STEPS = 4, 128
 # Its value loss is half the squared error; it clips values as it clips ratios.
 LIKE_PUREJAXRL = {"normalize_obs": False, "normalize_reward": False, "value_coef": 0.25, "value_clip": 0.2}
 LIKE_SB3 = {"normalize_obs": False, "normalize_reward": False, "anneal": 0, "learning_rate": 3e-4, "entropy_coef": 0.0}
@@ -57,32 +57,31 @@ class Run:
     sampled: float = np.nan
 
 
-def updates_of(steps: int, num_envs: int) -> int:
-    return steps // (num_envs * NUM_STEPS)
+def updates_of(steps: int) -> int:
+    return steps // (NUM_ENVS * NUM_STEPS)
 
 
-def config_of(steps: int, num_envs: int, **options) -> ppo.PPOConfig:
-    usual = {"num_envs": num_envs, "num_steps": NUM_STEPS, "anneal": updates_of(steps, num_envs)}
+def config_of(steps: int, **options) -> ppo.PPOConfig:
+    usual = {"num_envs": NUM_ENVS, "num_steps": NUM_STEPS, "anneal": updates_of(steps)}
     return ppo.PPOConfig(**usual | options)
 
 
-def train_ours(game: str, steps: int, num_envs: int = 4, **options) -> Callable[..., Any]:
+def train_ours(game: str, steps: int, config: ppo.PPOConfig) -> Callable[..., Any]:
     """A key -> (state, metrics), all updates as one scan."""
     env, params = gymnax.make(game)
-    config = config_of(steps, num_envs, **options)
     update = ppo.make_update(env, params, config)
 
     def train(key):
         key, key_init = jax.random.split(key)
         state = ppo.init_state(env, params, config, key_init)
-        return jax.lax.scan(update, state, jax.random.split(key, updates_of(steps, num_envs)))
+        return jax.lax.scan(update, state, jax.random.split(key, updates_of(steps)))
 
     return train
 
 
-def compiled(train: Callable[..., Any], *arguments) -> tuple[float, Callable[..., Any]]:
+def compiled(train: Callable[[jax.Array], Any]) -> tuple[float, Callable[[jax.Array], Any]]:
     """(how long compiling took, the program)."""
-    return timed(jax.jit(train).lower(*arguments).compile)
+    return timed(jax.jit(train).lower(jax.random.key(0)).compile)
 
 
 def last_tenth(sums, counts) -> float:
@@ -96,27 +95,25 @@ def after(game: str, config: ppo.PPOConfig, params, moments, seed: int) -> dict[
     """Mean returns of 100 episodes, greedy and sampled."""
     env, env_params = gymnax.make(game)
     player = ControlPlayer(env, env_params, ppo.agent_of(env, env_params, config), params, moments)
-    returns = {}
-    for name in ("greedy", "sampled"):
-        returns[name] = float(jnp.mean(evaluate(player, jax.random.key(seed), 100, name == "greedy")[0]))
-    return returns
+    key = jax.random.key(seed)
+    return {name: float(jnp.mean(evaluate(player, key, 100, name == "greedy")[0])) for name in ("greedy", "sampled")}
 
 
 def our_subject(game: str, steps: int, **options):
-    config = config_of(steps, 4, **options)
-    compiling, program = compiled(train_ours(game, steps, **options), jax.random.key(0))
+    config = config_of(steps, **options)
+    compiling, program = compiled(train_ours(game, steps, config))
 
     def run(seed: int) -> Run:
         seconds, (state, metrics) = timed(program, jax.random.key(seed))
         last = last_tenth(metrics["env_return"] * metrics["episodes"], metrics["episodes"])
         scores = after(game, config, state.params, state.obs_moments, 1000 + seed)
-        return Run(seconds, updates_of(steps, 4) * 4 * NUM_STEPS, last, **scores)
+        return Run(seconds, updates_of(steps) * NUM_ENVS * NUM_STEPS, last, **scores)
 
     return run, compiling
 
 
 def purejaxrl_subject(directory: str, game: str, steps: int):
-    compiling, program = compiled(purejaxrl.make_train(directory, game, steps), jax.random.key(0))
+    compiling, program = compiled(purejaxrl.make_train(directory, game, steps))
 
     def run(seed: int) -> Run:
         seconds, out = timed(program, jax.random.key(seed))
@@ -128,10 +125,8 @@ def purejaxrl_subject(directory: str, game: str, steps: int):
             "actor": {f"Dense_{i}": layers[f"Dense_{i}"] for i in range(3)},
             "critic": {f"Dense_{i}": layers[f"Dense_{3 + i}"] for i in range(3)},
         }
-        moments = ppo.RunningMoments.of()
-        return Run(
-            seconds, done.size, last, **after(game, config_of(steps, 4, **LIKE_PUREJAXRL), params, moments, 1000 + seed)
-        )
+        config = config_of(steps, **LIKE_PUREJAXRL)
+        return Run(seconds, done.size, last, **after(game, config, params, ppo.RunningMoments.of(), 1000 + seed))
 
     return run, compiling
 
@@ -140,7 +135,7 @@ def sb3_subject(python: str, game: str, steps: int, options: dict[str, Any]):
     def run(seed: int) -> Run:
         script = str(ROOT / "benchmarks" / "peers" / "sb3.py")
         command = [python, script, game, str(steps), str(seed), json.dumps(options)]
-        result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        result = last_json(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         returns = result["returns"][-max(1, len(result["returns"]) // 10) :]
         return Run(result["seconds"], result["steps"], statistics.mean(returns), result["greedy"], result["sampled"])
 

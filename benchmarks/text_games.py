@@ -42,9 +42,7 @@ class HostLoop:
         longest = len(policy.template.prefix) + policy.template.max_length
         self.bucket = -(-longest // 32) * 32
         self.sample = jax.jit(
-            lambda variables, tokens, lengths, key: generate(
-                policy.model, variables, tokens, lengths, key, policy.sampling, policy.eos_ids
-            )
+            functools.partial(generate, policy.model, sampling=policy.sampling, eos_ids=policy.eos_ids)
         )
         self.fields = jax.jit(game.fields)
         self.step = jax.jit(game.env.step_env)
@@ -81,11 +79,10 @@ class HostLoop:
                 reward = -0.5 * parsed.num_invalid + float(parsed.format_penalty)
                 for i, action in enumerate(parsed.actions):
                     if action >= 0 and not e["over"] and e["steps"] < max_steps:
-                        _, e["state"], r, over, _ = self.step(
-                            jax.random.fold_in(k, i), e["state"], action, self.game.params
-                        )
+                        key_step = jax.random.fold_in(k, i)
+                        _, e["state"], r, terminated, _ = self.step(key_step, e["state"], action, self.game.params)
                         reward += float(r)
-                        e["over"], e["steps"] = bool(over), e["steps"] + 1
+                        e["over"], e["steps"] = bool(terminated), e["steps"] + 1
                 e["return"] += reward
                 turns += 1
         return turns
@@ -95,19 +92,20 @@ def rollouts(config: TrainConfig, size: int, repeats: int, one_by_one: bool) -> 
     """Turns a second of each way to play `size` episodes."""
     game, _, policy, params = build(config)
     prompt = players.prompt_for(config.model, config.prompt)
-    variables, most = {"params": params}, (config.learning.max_turns, config.learning.max_steps)
+    variables, limits = {"params": params}, (config.learning.max_turns, config.learning.max_steps)
     states = text_games.reset(game, jax.random.key(size), size)
     listed = [jax.tree.map(lambda x: x[i], states) for i in range(size)]
-    device = jax.jit(lambda v, key, states: text_games.play(policy, game, v, key, states, *most).turns.active)
-    loops = {"host, one by one": True, "host, batched": False} if one_by_one else {"host, batched": False}
-    loops = {name: HostLoop(policy, game, prompt, alone) for name, alone in loops.items()}
+    device = jax.jit(lambda v, key, states: text_games.play(policy, game, v, key, states, *limits).turns.active)
+    loops = {"host, batched": HostLoop(policy, game, prompt, one_by_one=False)}
+    if one_by_one:
+        loops["host, one by one"] = HostLoop(policy, game, prompt, one_by_one=True)
 
     def rate(name: str, seed: int) -> float:
         key = jax.random.key(seed)
         if name == "one program":
             seconds, active = timed(device, variables, key, states)
             return int(active.sum()) / seconds
-        seconds, turns = timed(loops[name].play, variables, key, listed, *most)
+        seconds, turns = timed(loops[name].play, variables, key, listed, *limits)
         return turns / seconds
 
     subjects = {name: functools.partial(rate, name) for name in (*loops, "one program")}

@@ -6,9 +6,11 @@ Imports no JAX before it is needed, so that a peer's Python can use it too.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Hashable, Mapping
 from importlib.metadata import version
@@ -50,6 +52,13 @@ def timed(run: Callable[..., Any], *args: Any) -> tuple[float, Any]:
     return time.perf_counter() - start, out
 
 
+def both_clocks(run: Callable[..., Any], *args: Any) -> tuple[float, float, Any]:
+    """(seconds of a call, of this process on all cores meanwhile, the result)."""
+    before = time.process_time()
+    seconds, out = timed(run, *args)
+    return seconds, time.process_time() - before, out
+
+
 def in_turns(subjects: Mapping[Hashable, Callable[[int], Any]], repeats: int) -> dict[Hashable, list[Any]]:
     """What each subject returns for each repeat; within a repeat they take turns."""
     results: dict[Hashable, list[Any]] = {name: [] for name in subjects}
@@ -61,6 +70,14 @@ def in_turns(subjects: Mapping[Hashable, Callable[[int], Any]], repeats: int) ->
 
 def medians(values: Mapping[Hashable, list[float]]) -> dict[Hashable, float]:
     return {name: statistics.median(column) for name, column in values.items()}
+
+
+def last_json(process: subprocess.Popen) -> Any:
+    """The JSON in the last line that a process prints, once it has ended."""
+    output, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(process.args)} failed")
+    return json.loads(output.splitlines()[-1])
 
 
 def print_row(*cells: Any) -> None:

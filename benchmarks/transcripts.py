@@ -30,7 +30,8 @@ from benchmarks.timing import ROOT, machine, parser_of, print_head, print_row
 from nlrl_jax import envs
 from nlrl_jax.config import make
 from nlrl_jax.launch.train_ms_grpo import PRESETS, TrainConfig
-from nlrl_jax.roles.dialogues import History, read_action
+from nlrl_jax.roles.actions import read_action
+from nlrl_jax.roles.dialogues import History
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
 from nlrl_jax.types import HostGame, Written
 from nlrl_jax.weights.load import BUILT_IN
@@ -78,10 +79,10 @@ def ours(training: TranscriptTraining, timed: Timed, iterations: int) -> list[Co
 
     training.play = counted
     for i in range(iterations):
-        start, game, begun = time.process_time(), timed.seconds, time.perf_counter()
+        start, game, wall_start = time.process_time(), timed.seconds, time.perf_counter()
         state, _ = training.update(state, jax.random.fold_in(jax.random.key(0), i))
         jax.block_until_ready(state)
-        (rollout, turns), wall = inside[-1], time.perf_counter() - begun
+        (rollout, turns), wall = inside[-1], time.perf_counter() - wall_start
         costs.append(Cost(time.process_time() - start - timed.seconds + game, rollout, wall, turns))
     return costs
 
@@ -89,8 +90,8 @@ def ours(training: TranscriptTraining, timed: Timed, iterations: int) -> list[Co
 class Server:
     """Plays the peer's game: its texts as tokens, in our prompts."""
 
-    def __init__(self, training: TranscriptTraining, turns: int):
-        self.training, self.turns = training, turns
+    def __init__(self, training: TranscriptTraining):
+        self.training = training
         self.player = training.player({}, greedy=False)
 
     def reset(self, iteration: int) -> list[list[int]]:
@@ -115,9 +116,9 @@ class Server:
 
 def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> list[Cost]:
     """What `ours` returns, of the peer."""
-    server, ends = Server(training, options["max_turns"]), training.writer._ends(("\n",))
+    server, end_tokens = Server(training), training.writer._end_tokens(("\n",))
     with tempfile.TemporaryDirectory() as output:
-        limits = {"ends": np.flatnonzero(ends).tolist(), "room": training.room, "output": output}
+        limits = {"ends": np.flatnonzero(end_tokens).tolist(), "room": training.room, "output": output}
         folder = str(BUILT_IN.get(training.config.model, training.config.model))
         command = [python, "benchmarks/peers/trl_grpo.py", folder, json.dumps(options | limits)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -138,8 +139,8 @@ def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> l
 
 def main():
     sizes = {"iterations": 3, "groups": 4, "group_size": 8, "turns": 8, "tokens": 8}
-    how = {"model": "nano_babyai", "examples": 0, "lr": 1e-3, "trl_python": "", "trl_rows": 0, "threads": 1}
-    options = parser_of(__doc__, **sizes, **how).parse_args()
+    setup = {"model": "nano_babyai", "examples": 0, "lr": 1e-3, "trl_python": "", "trl_rows": 0, "threads": 1}
+    options = parser_of(__doc__, **sizes, **setup).parse_args()
     size = options.group_size
     learning = {"num_groups": options.groups, "group_size": size, "group_sample": size, "learning_rate": options.lr}
     limits = {"max_turns": options.turns, "max_tokens": options.tokens}
@@ -158,8 +159,7 @@ def main():
         }  # fmt: skip
         first, *costs = trl(options.trl_python, training, shared)
         subjects["TRL"] = [first], costs
-    passes = [ours(training, timed, options.iterations) for _ in range(2)]
-    subjects["ours"] = passes[0], passes[1]
+    subjects["ours"] = tuple(ours(training, timed, options.iterations) for _ in range(2))
     for name, (before, costs) in subjects.items():
         cost = Cost(*np.sum(costs, axis=0))
         row = f"{cost.cpu:.1f}", f"{cost.rollout:.1f}", f"{cost.wall:.1f}"

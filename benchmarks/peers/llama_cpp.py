@@ -15,9 +15,9 @@ def in_float32(source: str, target: str) -> None:
     """Writes a GGUF file's weights as float32."""
     import llama_cpp
 
-    wanted = llama_cpp.llama_model_quantize_default_params()
-    wanted.ftype, wanted.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
-    if llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(wanted)):
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
+    if llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(options)):
         raise RuntimeError(f"llama.cpp cannot write {source} as float32")
 
 
@@ -40,10 +40,10 @@ def make(file: str, tokens: list[list[int]], new_tokens: int):
     batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
 
     def feed(entries: list[tuple[int, int, int, bool]]) -> list[np.ndarray]:
-        """Computes (token, position, row, whether logits are wanted) and returns the wanted logits."""
+        """Computes (token, position, row, whether to return its logits) and returns these logits."""
         batch.n_tokens = len(entries)
-        for i, (token, position, row, wanted) in enumerate(entries):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, wanted
+        for i, (token, position, row, has_logits) in enumerate(entries):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, has_logits
             batch.seq_id[i][0] = row
         if llama_cpp.llama_decode(context, batch):
             raise RuntimeError("llama_decode failed")
@@ -59,11 +59,11 @@ def make(file: str, tokens: list[list[int]], new_tokens: int):
             last += feed([(tokens[r][p], p, r, p == length - 1) for r in block for p in range(length)])
         if not new_tokens:
             return float(np.mean([x.max() + np.log(np.exp(x - x.max()).sum()) for x in last]))
-        written = [[int(x.argmax())] for x in last]
+        replies = [[int(x.argmax())] for x in last]
         for step in range(new_tokens - 1):
-            last = feed([(row[-1], length + step, r, True) for r, row in enumerate(written)])
-            for row, x in zip(written, last, strict=True):
+            last = feed([(row[-1], length + step, r, True) for r, row in enumerate(replies)])
+            for row, x in zip(replies, last, strict=True):
                 row.append(int(x.argmax()))
-        return written
+        return replies
 
     return run

@@ -34,10 +34,9 @@ class FiveValues:
 @functools.cache
 def load(directory: str) -> types.ModuleType:
     """PureJaxRL's `ppo.py` as a module, with gymnax folded."""
-    missing = lambda name: importlib.util.find_spec(name) is None
-    if missing("navix"):
+    if importlib.util.find_spec("navix") is None:
         sys.modules["navix"] = types.ModuleType("navix")
-    if missing("brax"):
+    if importlib.util.find_spec("brax") is None:
         training = types.SimpleNamespace(EpisodeWrapper=None, AutoResetWrapper=None)
         names = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")
         sys.modules.update({name: types.ModuleType(name) for name in names[:3]}, **{names[3]: training})
@@ -56,9 +55,9 @@ def load(directory: str) -> types.ModuleType:
     return module
 
 
-def make_train(directory: str, game: str, steps: int, num_envs: int = 4) -> Callable[..., Any]:
+def make_train(directory: str, game: str, steps: int) -> Callable[..., Any]:
     """A key -> {"runner_state", "metrics"}, with the hyperparameters of its `__main__`."""
-    config = {"LR": 2.5e-4, "NUM_ENVS": num_envs, "NUM_STEPS": 128, "TOTAL_TIMESTEPS": steps, "UPDATE_EPOCHS": 4}
+    config = {"LR": 2.5e-4, "NUM_ENVS": 4, "NUM_STEPS": 128, "TOTAL_TIMESTEPS": steps, "UPDATE_EPOCHS": 4}
     config |= {"NUM_MINIBATCHES": 4, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01}
     config |= {"VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": game, "ANNEAL_LR": True}
     return load(directory).make_train(config)

@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import operator
 import time
 
 import torch
@@ -29,8 +31,9 @@ def main():
     torch.set_num_threads(1)
     options = dict(arguments.options)
     if options.pop("anneal", False):
-        rate = options.pop("learning_rate")
-        options["learning_rate"] = lambda remaining: rate * remaining
+        options["learning_rate"] = functools.partial(
+            operator.mul, options["learning_rate"]
+        )  # by the share that remains
     env = make_vec_env(arguments.game, n_envs=arguments.envs, seed=arguments.seed)
     model = PPO("MlpPolicy", env, seed=arguments.seed, device="cpu", **options)
     start = time.perf_counter()

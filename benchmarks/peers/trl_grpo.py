@@ -27,17 +27,21 @@ def ask(request: dict):
     return json.loads(sys.stdin.readline())
 
 
+def clock() -> tuple[float, float]:
+    """(CPU seconds of this process, seconds)."""
+    return time.process_time(), time.perf_counter()
+
+
 def main():
     folder, options = sys.argv[1], json.loads(sys.argv[2])
     torch.set_num_threads(options["threads"])
     torch.manual_seed(0)
     lanes = options["groups"] * options["group_size"]
-    clock = lambda: (time.process_time(), time.perf_counter())
-    marks, rollouts, turns = [clock()], [], []
+    marks, rollouts, turns = [], [], []
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def rollout(prompts, trainer):
-        begun, taken = clock(), 0
+        start, num_turns = clock(), 0
         texts = ask({"reset": len(rollouts)})
         assert len(texts) == len(prompts) == lanes
         first = [len(text) for text in texts]
@@ -45,23 +49,23 @@ def main():
         model = trainer.accelerator.unwrap_model(trainer.model)
         model.eval()
         for _ in range(options["max_turns"]):
-            taken += len(running)
+            num_turns += len(running)
             longest = max(len(texts[i]) for i in running)
             ids = torch.tensor([[tokenizer.pad_token_id] * (longest - len(texts[i])) + texts[i] for i in running])
-            seen = torch.tensor([[0] * (longest - len(texts[i])) + [1] * len(texts[i]) for i in running])
+            mask = torch.tensor([[0] * (longest - len(texts[i])) + [1] * len(texts[i]) for i in running])
             with torch.no_grad():
                 out = model.generate(
-                    input_ids=ids, attention_mask=seen, max_new_tokens=options["max_tokens"], do_sample=True,
+                    input_ids=ids, attention_mask=mask, max_new_tokens=options["max_tokens"], do_sample=True,
                     temperature=1.0, top_k=0, top_p=1.0, eos_token_id=options["ends"],
                     pad_token_id=tokenizer.pad_token_id,
                 )[:, longest:].tolist()  # fmt: skip
-            written = []
+            replies = []
             for i, row in zip(running, out, strict=True):
                 end = next((n for n, token in enumerate(row) if token in options["ends"]), len(row) - 1)
                 texts[i] += row[: end + 1]
                 masks[i] += [1] * (end + 1)
-                written.append([i, row[: end + 1]])
-            answers = ask({"step": written})
+                replies.append([i, row[: end + 1]])
+            answers = ask({"step": replies})
             for i, (tokens, reward, done) in zip(list(running), answers, strict=True):
                 returns[i] += reward
                 if done:
@@ -72,14 +76,13 @@ def main():
             if not running:
                 break
         model.train()
-        turns.append(taken)
-        rollouts.append([end - start for start, end in zip(begun, clock())])
-        own = lambda whole: [whole(text, n, mask) for text, n, mask in zip(texts, first, masks)]
+        turns.append(num_turns)
+        rollouts.append([after - before for before, after in zip(start, clock())])
         return {
-            "prompt_ids": own(lambda text, n, mask: text[:n]),
-            "completion_ids": own(lambda text, n, mask: text[n : n + len(mask)]),
+            "prompt_ids": [text[:n] for text, n in zip(texts, first)],
+            "completion_ids": [text[n : n + len(mask)] for text, n, mask in zip(texts, first, masks)],
             "logprobs": None,
-            "env_mask": own(lambda text, n, mask: mask),
+            "env_mask": masks,
             "returns": returns,
         }
 
@@ -104,7 +107,7 @@ def main():
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
         callbacks=[Marks()],
     )  # fmt: skip
-    marks[0] = clock()
+    marks.append(clock())
     trainer.train()
     spans = [[b - a for a, b in zip(*pair)] for pair in zip(marks, marks[1:])]
     print(json.dumps({"result": {"whole": spans, "rollout": rollouts, "turns": turns}}), flush=True)
