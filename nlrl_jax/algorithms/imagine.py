@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.actions import read_action
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
+from nlrl_jax.rollouts.host_games import StepDecisions
 from nlrl_jax.types import LEAST, ROUNDING, Chat, LanguageModel, Reply, Sampling
 
 # Roles of the calls.
@@ -161,6 +163,18 @@ class Caller:
     def count(self, role: str, problem: str, n: int = 1) -> None:
         if problem and n:
             self.problems[f"{role}/{problem}"] += n
+
+    def decisions(
+        self,
+        actions: list[str],
+        histories: Sequence[History],
+        thinking: list[dict[str, Any]],
+        thoughts: list[list[str]] | None = None,
+    ) -> StepDecisions:
+        """What was decided for each history, which ends with its new note, and what was counted meanwhile."""
+        notes = [history.last_note for history in histories]
+        thoughts = thoughts or [[] for _ in actions]
+        return StepDecisions(actions, notes, thoughts, thinking, self.problems, self.calls)
 
     def _fit(self, chat: Chat, new: int) -> Chat:
         """The chat with room for so many new tokens."""

@@ -28,9 +28,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +49,7 @@ from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles import dialogues
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.roles.written_numbers import read_share
+from nlrl_jax.rollouts.host_games import StepDecisions
 from nlrl_jax.types import LanguageModel, can_judge
 
 _FLOOR = 1e-4  # a stated probability is kept this far from 0 and 1
@@ -112,23 +112,6 @@ METHODS: Mapping[str, tuple[dict[str, Any], str]] = {
 }
 
 
-class LACDecisions(NamedTuple):
-    """An action for each of B games.
-
-    actions: B texts. notes: B reflections on the last step, "" where there is none. thoughts: B lists.
-    thinking: B JSON-able records with "candidates", "log_prior", "q", "improved" (probabilities), "futures"
-      ([candidate][leaf] -> steps as lists) and, where the critic reads them, "log_good" and "log_bad".
-    problems, calls: see `imagine.Caller`.
-    """
-
-    actions: list[str]
-    notes: list[str]
-    thoughts: list[list[str]]
-    thinking: list[dict[str, Any]]
-    problems: Counter
-    calls: Counter
-
-
 def decide(
     model: LanguageModel,
     dialogue: Dialogue,
@@ -136,12 +119,16 @@ def decide(
     actions: Sequence[str],
     config: LACConfig,
     seed: int,
-) -> LACDecisions:
+) -> StepDecisions:
     """One decision of algorithm 1 for each history.
 
     Args:
       dialogue: its label is "Critic" with reflections, "" without, "Thought" for chain of thought (A.4).
       actions: the game's list; empty where any text is an action.
+
+    Returns: the actions; reflections on the last steps as notes; as thinking "candidates", "log_prior", "q", "improved"
+      (probabilities), "futures" ([candidate][leaf] -> steps as lists) and, where the critic reads them, "log_good" and
+      "log_bad".
 
     Raises:
       NotImplementedError: the model cannot score, and `config.critic` is not "direct".
@@ -195,8 +182,7 @@ def decide(
         for i in range(len(q))
     ]
     picked = [candidates[i].actions[k] for i, k in enumerate(chosen)]
-    notes = [history.last_note for history in reflected]
-    return LACDecisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
+    return caller.decisions(picked, reflected, thinking)
 
 
 def lines_ahead(config: LACConfig, label: str) -> int:

@@ -27,11 +27,12 @@ from typing import Any
 import numpy as np
 
 from nlrl_jax.algorithms.imagine import POLICY
-from nlrl_jax.algorithms.lac import LACConfig, LACDecisions, lines_ahead
+from nlrl_jax.algorithms.lac import LACConfig, lines_ahead
 from nlrl_jax.backends import wrappers
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
 from nlrl_jax.roles.lines import ACTION, TrainingLine, lines_of, pairs
+from nlrl_jax.rollouts.host_games import StepDecisions
 from nlrl_jax.types import LanguageModel, Pairs
 
 LESSONS = ("improved", "chosen")
@@ -59,7 +60,7 @@ def prior_apart(prior: LanguageModel, critic: LanguageModel) -> LanguageModel:
     return wrappers.by_role(critic, {POLICY: prior})
 
 
-def drawn(decisions: LACDecisions, seed: int) -> LACDecisions:
+def drawn(decisions: StepDecisions, seed: int) -> StepDecisions:
     """The same decisions, with each action drawn from the improved policy over its candidates."""
     rng = np.random.default_rng(seed)
     actions = [str(rng.choice(record["candidates"], p=_normal(record["improved"]))) for record in decisions.thinking]

@@ -25,7 +25,7 @@ decision transformer learns actions only, as the original does. Minus the log-pr
 minimum: more steps push it down for ever.
 
     learned, metrics = learn(model, pairs(config, dialogue, trajectories, model))
-    react.decide(learned, acting(config, dialogue), ...)
+    react.decide(Caller(learned, acting(config, dialogue), planning, seed), histories, actions)
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ without calling a language model again.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,29 +19,22 @@ from nlrl_jax.rollouts.text_games import MOST
 from nlrl_jax.types import HostGame, Outcome
 
 
-class Decisions(Protocol):
-    """What a decision rule returns for B histories; `StepDecisions` is one.
-
-    Attributes:
-      actions: B texts.
-      notes: B texts after the last observations; "" keeps what is there.
-      thoughts: B lists of thoughts that came before the action; each becomes a step of the history.
-      thinking: B JSON-able records for the report.
-    """
-
-    actions: Sequence[str]
-    notes: Sequence[str]
-    thoughts: Sequence[Sequence[str]]
-    thinking: Sequence[dict[str, Any]]
-
-
 class StepDecisions(NamedTuple):
-    """The decisions of one step, JSON-able, as they are reported and repeated. See `Decisions`."""
+    """What a decision rule returns for B histories: JSON-able, as it is reported and repeated.
+
+    actions: B texts.
+    notes: B texts after the last observations; "" keeps what is there.
+    thoughts: B lists of thoughts that came before the action; each becomes a step of the history.
+    thinking: B records for the report.
+    problems: faults of the model's replies, as in {"world model/never ended": 2}. calls: {role: calls}.
+    """
 
     actions: list[str]
     notes: list[str]
     thoughts: list[list[str]]
     thinking: list[dict[str, Any]]
+    problems: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +77,7 @@ def number(reward: Any, game: str, task: Sequence[Any], t: int) -> float:
 
 def play(
     game: HostGame,
-    decide: Callable[[Sequence[History], int], Decisions],
+    decide: Callable[[Sequence[History], int], StepDecisions],
     tasks: Sequence[tuple[str, int]],
     done_before: Sequence[StepDecisions] = (),
     report: Callable[[int, StepDecisions, int], None] = lambda step, move, running: None,
@@ -121,13 +115,7 @@ def play(
             break
         # 1. Decisions: those of the interrupted run first, without calling a model.
         repeated = t < len(done_before)
-        decisions = done_before[t] if repeated else decide([histories[i] for i in live], t)
-        move = StepDecisions(
-            list(decisions.actions),
-            list(decisions.notes),
-            [list(row) for row in decisions.thoughts],
-            list(decisions.thinking),
-        )
+        move = done_before[t] if repeated else decide([histories[i] for i in live], t)
         if len(move.actions) != len(live):
             raise ValueError(
                 f"step {t} has {len(move.actions)} moves for {len(live)} episodes: they are of another run"

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from nlrl_jax.algorithms.imagine import PlanningConfig
+from nlrl_jax.algorithms.imagine import Caller, PlanningConfig
 from nlrl_jax.algorithms.planners import lats, react
 from nlrl_jax.algorithms.planners.lats import EARLIER, LATSConfig
 from nlrl_jax.roles.dialogues import Dialogue
@@ -71,7 +71,7 @@ def test_the_search_finds_the_branch_that_the_prior_avoids():
     plans = search()
     assert plans.actions == [["right", "right"]] * 2
     assert plans.thinking[0][0]["candidates"] == list(DOORS)
-    greedy = lambda histories, t: react.decide(Doorkeeper(), DIALOGUE, histories, DOORS, PlanningConfig(), 0)
+    greedy = lambda histories, t: react.decide(Caller(Doorkeeper(), DIALOGUE, PlanningConfig(), 0), histories, DOORS)
     (episode,) = play(GAME, greedy, TASKS[:1])
     assert episode.reward == 0.2 and not episode.success
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from nlrl_jax.algorithms.imagine import PlanningConfig
+from nlrl_jax.algorithms.imagine import Caller, PlanningConfig
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import methods, rafa, rap, react
 from nlrl_jax.config import make
@@ -55,7 +55,7 @@ def test_of_equal_values_the_likelier_candidate_is_taken():
             return " The value is 1/2." if chat.context["line"].endswith("Value:") else super().write(chat)
 
     dialogue = methods.METHODS["rafa"].dialogue("Reach 3.", False)
-    made = rafa.decide(Same(), dialogue, START, ACTIONS, PlanningConfig(depth=3), 0)
+    made = rafa.decide(Caller(Same(), dialogue, PlanningConfig(depth=3), 0), START, ACTIONS)
     assert made.thinking[0]["q"] == [0.5, 0.5, 0.5] and made.actions == ["left", "left"]
     assert not any("Value" in step[1] for step in made.thinking[0]["futures"][0][0])
 
@@ -67,17 +67,17 @@ def test_a_value_outside_0_to_1_or_unreadable_is_no_success_and_counted(note):
             return f" {note}" if chat.context["line"].endswith("Value:") else super().write(chat)
 
     dialogue = methods.METHODS["rafa"].dialogue("Reach 3.", False)
-    made = rafa.decide(Writer(), dialogue, START, ACTIONS, PlanningConfig(depth=3), 0)
+    made = rafa.decide(Caller(Writer(), dialogue, PlanningConfig(depth=3), 0), START, ACTIONS)
     assert made.thinking[0]["q"] == [0, 0, 0] and made.problems["critic/no number"] == 18
 
 
 def test_planners_need_rollouts_and_rap_needs_log_probabilities():
     dialogue = Dialogue.of("", "")
-    assert react.decide(Corridor(), dialogue, START, ACTIONS, PlanningConfig(), 0).actions == ["left", "left"]
+    assert react.decide(Caller(Corridor(), dialogue, PlanningConfig(), 0), START, ACTIONS).actions == ["left", "left"]
     with pytest.raises(ValueError, match="depth is 0"):
-        rap.decide(Corridor(), dialogue, START, ACTIONS, PlanningConfig(depth=0), 0)
+        rap.decide(Caller(Corridor(), dialogue, PlanningConfig(depth=0), 0), START, ACTIONS)
     with pytest.raises(NotImplementedError, match="RAP adds up log-probabilities"):
-        rap.decide(Silent(), dialogue, START, ACTIONS, PlanningConfig(), 0)
+        rap.decide(Caller(Silent(), dialogue, PlanningConfig(), 0), START, ACTIONS)
 
 
 def test_thoughts_are_steps_that_the_game_does_not_see():
@@ -85,6 +85,6 @@ def test_thoughts_are_steps_that_the_game_does_not_see():
         def write(self, chat):
             return " right" if chat.context["history"].steps else " think: I go right."
 
-    decisions = react.decide(Thinker(), Dialogue.of("", ""), START[:1], ACTIONS, PlanningConfig(), 0)
+    decisions = react.decide(Caller(Thinker(), Dialogue.of("", ""), PlanningConfig(), 0), START[:1], ACTIONS)
     assert decisions.actions == ["right"]
     assert decisions.thoughts == [["think: I go right."]]

@@ -8,33 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from nlrl_jax.algorithms.imagine import POLICY, Caller, PlanningConfig, write_notes
-from nlrl_jax.algorithms.lac import LACDecisions
+from nlrl_jax.algorithms.imagine import POLICY, Caller, write_notes
 from nlrl_jax.roles.actions import read_action
-from nlrl_jax.roles.dialogues import Dialogue, History
-from nlrl_jax.types import LanguageModel
+from nlrl_jax.roles.dialogues import History
+from nlrl_jax.rollouts.host_games import StepDecisions
 
 FORM = 'After "Action:", write only the next action, in tags: <action>ACTION</action>.'
 SHOWN = 60  # characters of a reply that is no action
 _TAGS = re.compile(r"<action>(.*?)</action>", re.IGNORECASE)
 
 
-def decide(
-    model: LanguageModel,
-    dialogue: Dialogue,
-    histories: Sequence[History],
-    actions: Sequence[str],
-    config: PlanningConfig,
-    seed: int,
-    tagged: bool = False,
-) -> LACDecisions:
+def decide(caller: Caller, histories: Sequence[History], actions: Sequence[str], tagged: bool = False) -> StepDecisions:
     """One action per history, written greedily. See `lac.decide`.
 
     Args:
-      dialogue: its label is "Thought" where the model thinks before it acts.
+      caller: its dialogue's label is "Thought" where the model thinks before it acts.
       tagged: an action counts only inside <action> and </action>.
     """
-    caller = Caller(model, dialogue, config, seed)
+    dialogue = caller.dialogue
     thought = write_notes(caller, caller.trim(histories, 1 + bool(dialogue.label)))
     texts = caller.lines(POLICY, [dialogue.chat(history, "Action:") for history in thought])
     picked = []
@@ -47,5 +38,4 @@ def decide(
         # Where no action can be read the game is given what was written, or nothing if the tags are missing.
         picked.append(action or ("" if tagged else text[:SHOWN]) or "nothing")
     thinking = [{"candidates": [action]} for action in picked]
-    notes = [history.last_note for history in thought]
-    return LACDecisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
+    return caller.decisions(picked, thought, thinking)

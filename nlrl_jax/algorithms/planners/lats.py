@@ -68,7 +68,7 @@ class LATSConfig:
 
 
 class Plans(NamedTuple):
-    """The actions of B episodes, to their ends, and for each action a JSON-able record as in `lac.Decisions`.
+    """The actions of B episodes, to their ends, and for each action a JSON-able record as in `StepDecisions`.
 
     problems, calls: of the whole search; see `imagine.Caller`.
     """

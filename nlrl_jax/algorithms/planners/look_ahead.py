@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nlrl_jax.algorithms.imagine import Caller, Future, PlanningConfig, imagine, propose
-from nlrl_jax.algorithms.lac import LACDecisions
-from nlrl_jax.roles.dialogues import Dialogue, History, Step
+from nlrl_jax.algorithms.imagine import Caller, Future, imagine, propose
+from nlrl_jax.roles.dialogues import History, Step
 from nlrl_jax.roles.written_numbers import read_share
-from nlrl_jax.types import LanguageModel
+from nlrl_jax.rollouts.host_games import StepDecisions
 
 
 class Planner(NamedTuple):
@@ -36,31 +35,22 @@ class Planner(NamedTuple):
     shown: bool = False
     scores: bool = False
 
-    def decide(
-        self,
-        model: LanguageModel,
-        dialogue: Dialogue,
-        histories: Sequence[History],
-        actions: Sequence[str],
-        config: PlanningConfig,
-        seed: int,
-    ) -> LACDecisions:
+    def decide(self, caller: Caller, histories: Sequence[History], actions: Sequence[str]) -> StepDecisions:
         """One decision for each history; see `lac.decide`.
 
         Raises:
           NotImplementedError: the model does not give the log-probabilities that are needed.
-          ValueError: `config.depth` is 0.
+          ValueError: the depth is 0.
         """
-        if self.scores and not model.can_score:
+        if self.scores and not caller.model.can_score:
             raise NotImplementedError(
                 "RAP adds up log-probabilities, which this model does not give; choose another planner"
             )
-        if config.depth < 1:
+        if caller.config.depth < 1:
             raise ValueError("depth is 0; this planner needs rollouts of at least one step")
         if self.shown:
             # Examples have a reward after each step: real steps get one too, so that the model keeps the form.
             histories = [history.noted("0") if history.steps else history for history in histories]
-        caller = Caller(model, dialogue, config, seed)
         short = caller.trim(histories)
         candidates = propose(caller, short, actions)
         # Rollouts of all candidates of all games side by side, in one list.
@@ -75,15 +65,9 @@ class Planner(NamedTuple):
             q = [float(next(values)) for _ in proposal.actions]
             imagined = [[[list(step) for step in next(leaves).imagined]] for _ in proposal.actions]
             picked.append(proposal.actions[int(np.argmax(q))])  # the likeliest comes first
-            record = {
-                "candidates": list(proposal.actions),
-                "log_prior": list(proposal.log_prior),
-                "q": q,
-                "futures": imagined,
-            }
-            thinking.append(record)
-        notes = [history.last_note for history in short]
-        return LACDecisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
+            record = {"candidates": list(proposal.actions), "log_prior": list(proposal.log_prior)}
+            thinking.append(record | {"q": q, "futures": imagined})
+        return caller.decisions(picked, short, thinking)
 
 
 def done(step: Step) -> bool:

@@ -7,13 +7,14 @@ import functools
 from collections.abc import Callable, Sequence
 
 from nlrl_jax.algorithms import lac, offline
-from nlrl_jax.algorithms.imagine import PlanningConfig
-from nlrl_jax.algorithms.lac import LACConfig, LACDecisions
+from nlrl_jax.algorithms.imagine import Caller, PlanningConfig
+from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.offline import OfflineConfig
 from nlrl_jax.algorithms.planners import direct, icpi, lats, rafa, rap, react
 from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.config import replace
 from nlrl_jax.roles.dialogues import Dialogue, History
+from nlrl_jax.rollouts.host_games import StepDecisions
 from nlrl_jax.types import HostGame, LanguageModel
 
 
@@ -37,7 +38,7 @@ class Method:
 
     title: str
     label: str
-    decide: Callable[[LanguageModel, Dialogue, Sequence[History], Sequence[str], LACConfig, int], LACDecisions] | None
+    decide: Callable[[LanguageModel, Dialogue, Sequence[History], Sequence[str], LACConfig, int], StepDecisions] | None
     notes: bool = True
     thinks: bool = False
     scores: bool = True
@@ -59,7 +60,7 @@ class Method:
 
 def _planner(decide):
     return lambda model, dialogue, histories, actions, config, seed: decide(
-        model, dialogue, histories, actions, config.planning, seed
+        Caller(model, dialogue, config.planning, seed), histories, actions
     )
 
 

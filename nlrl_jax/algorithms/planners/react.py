@@ -10,32 +10,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nlrl_jax.algorithms.imagine import POLICY, Caller, PlanningConfig, any_action
-from nlrl_jax.algorithms.lac import LACDecisions
-from nlrl_jax.roles.dialogues import THINK, THINK_REPLY, Dialogue, History, Step
-from nlrl_jax.types import LanguageModel
+from nlrl_jax.algorithms.imagine import POLICY, Caller, any_action
+from nlrl_jax.roles.dialogues import THINK, THINK_REPLY, History, Step
+from nlrl_jax.rollouts.host_games import StepDecisions
 
 THOUGHTS = 2  # maximum number per decision
 
 
-def decide(
-    model: LanguageModel,
-    dialogue: Dialogue,
-    histories: Sequence[History],
-    actions: Sequence[str],
-    config: PlanningConfig,
-    seed: int,
-) -> LACDecisions:
+def decide(caller: Caller, histories: Sequence[History], actions: Sequence[str]) -> StepDecisions:
     """One action per history, written greedily. What cannot be read becomes a random action and is counted.
 
-    Args and returns: see `lac.decide`; a dialogue without a note.
+    Returns: see `lac.decide`. The caller's dialogue has no note.
     """
-    caller, rng = Caller(model, dialogue, config, seed), np.random.default_rng(seed)
+    rng = np.random.default_rng(caller.seed)
     short, thoughts = caller.trim(histories, 1), [[] for _ in histories]
     chosen: dict[int, str] = {}
     for _ in range(THOUGHTS + 1):
         waiting = [i for i in range(len(short)) if i not in chosen]
-        texts = caller.lines(POLICY, [dialogue.chat(short[i], "Action:") for i in waiting])
+        texts = caller.lines(POLICY, [caller.dialogue.chat(short[i], "Action:") for i in waiting])
         for i, text in zip(waiting, texts, strict=True):
             if text.startswith(THINK):
                 short[i] = short[i].then(Step(text, THINK_REPLY))
@@ -48,4 +40,4 @@ def decide(
             chosen[i] = any_action(actions, rng)
     picked = [chosen[i] for i in range(len(short))]
     thinking = [{"candidates": [action]} for action in picked]
-    return LACDecisions(picked, [""] * len(picked), thoughts, thinking, caller.problems, caller.calls)
+    return caller.decisions(picked, short, thinking, thoughts)

@@ -28,12 +28,9 @@ class Journal:
         self._lock = threading.Lock()
 
     def moves(self, batch: int) -> list[dict[str, Any]]:
-        """The moves of a batch so far, as the fields of `host_games.Move`."""
-        return [
-            {name: move[name] for name in StepDecisions._fields}
-            for row in self.of(batch)
-            for move in row.get("plan", [row])
-        ]
+        """The moves of a batch so far, as the fields of `StepDecisions`."""
+        moves = [move for row in self.of(batch) for move in row.get("plan", [row])]
+        return [{name: move[name] for name in StepDecisions._fields if name in move} for move in moves]
 
     def of(self, batch: int) -> list[dict[str, Any]]:
         """The rows of a batch."""

@@ -118,7 +118,7 @@ def _play_batch(
     setting: Setting, method: Method, dialogue: Dialogue, tasks: Sequence[Task], batch: int, progress: _Progress
 ) -> list[Episode]:
     """The episodes of one batch; those of its steps that are in the journal are repeated, not decided again."""
-    spent, counts, journal = Usage(), {}, progress.journal
+    spent, journal = Usage(), progress.journal
     model, game = metered(as_model(setting.model).session(setting.jobs), spent), setting.game
     memory = model.memories
     if memory:
@@ -151,12 +151,10 @@ def _play_batch(
             session.clear()
         with _named(f"{method.title} on {game.name}, step {t + 1}"):
             seed = _seed(setting.seed, batch, t)
-            decisions = method.decide(model, dialogue, histories, game.actions, setting.config, seed)
-        counts.update(problems=decisions.problems, calls=decisions.calls)
-        return decisions
+            return method.decide(model, dialogue, histories, game.actions, setting.config, seed)
 
     def report(t, move, running):
-        row = {"part": batch, **cost(), **counts, **move._asdict(), "open": running if t + 1 < game.max_steps else 0}
+        row = {"part": batch, **cost(), **move._asdict(), "open": running if t + 1 < game.max_steps else 0}
         journal.add(row)
         progress.show(batch, f"step {t + 1}, {running} of {len(tasks)} episodes are still open")
 
