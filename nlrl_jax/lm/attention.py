@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nlrl_jax.lm.config import ModelConfig, RopeScaling
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.families import LinearRopeScaling, RopeScaling
 
 MASKED = -1e30  # finite, so that a row with no visible key stays finite
 
@@ -24,11 +25,16 @@ def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> np.ndar
     return (1 - smooth) / scaling.factor + smooth
 
 
-def rotary_tables(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines for `positions` [B, L] as float32 [B, L, 1, D / 2]."""
-    frequencies = 1.0 / config.rope_theta ** (np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
-    if config.rope_scaling is not None:
-        frequencies = frequencies * llama3_factors(config.rope_scaling, config.rope_theta, config.head_dim)
+def rotary_tables(config: ModelConfig, positions: jax.Array, sliding: bool = False) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines for `positions` [B, L] as float32 [B, L, 1, D / 2], of a full or a sliding layer."""
+    theta, scaling = config.rope_theta, config.rope_scaling
+    if sliding and config.local_rope_theta is not None:
+        theta, scaling = config.local_rope_theta, None
+    frequencies = 1.0 / theta ** (np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    if isinstance(scaling, LinearRopeScaling):
+        frequencies = frequencies / scaling.factor
+    elif scaling is not None:
+        frequencies = frequencies * llama3_factors(scaling, theta, config.head_dim)
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
 
@@ -46,6 +52,8 @@ def attend(
     v: jax.Array,
     mask: jax.Array,
     prefix: tuple[jax.Array, jax.Array] | None = None,
+    prefix_mask: jax.Array | None = None,
+    scale: float | None = None,
 ) -> jax.Array:
     """Softmax attention of q over (prefix, own keys) as one distribution.
 
@@ -55,8 +63,10 @@ def attend(
     Args:
       q: [B, L, K * R, D].
       k, v: [B, S, K, D].
-      mask: bool [B, L, S], True where the query sees the key. The prefix is visible to all.
+      mask: bool [B, L, S], True where the query sees the key.
       prefix: k and v of the shared prefix, each [P, K, D].
+      prefix_mask: bool [B, L, P], the same of the prefix; all see all of it if None.
+      scale: of the products of queries and keys; D**-0.5 if None.
 
     Returns: [B, L, K * R, D] in q's dtype.
     """
@@ -65,7 +75,8 @@ def attend(
     R = heads // K
     # Key/value heads first: every product below is then a plain batch of matrix products, with the
     # prefix too, and only the small operands are transposed, never the scores.
-    q = (q * jnp.asarray(D**-0.5, q.dtype)).reshape(B, L, K, R, D).transpose(2, 0, 3, 1, 4).reshape(K, B, R * L, D)
+    q = q * jnp.asarray(scale or D**-0.5, q.dtype)
+    q = q.reshape(B, L, K, R, D).transpose(2, 0, 3, 1, 4).reshape(K, B, R * L, D)
     k, v = k.transpose(2, 0, 1, 3), v.transpose(2, 0, 1, 3)
     scores = jnp.einsum("kbqd,kbsd->kbqs", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(jnp.tile(mask, (1, R, 1)), scores, MASKED)
@@ -76,6 +87,8 @@ def attend(
         prefix_k, prefix_v = (t.transpose(1, 0, 2) for t in prefix)
         P = prefix_k.shape[1]
         prefix_scores = jnp.einsum("kbqd,kpd->kbqp", q, prefix_k, preferred_element_type=jnp.float32)
+        if prefix_mask is not None:
+            prefix_scores = jnp.where(jnp.tile(prefix_mask, (1, R, 1)), prefix_scores, MASKED)
         weights = jax.nn.softmax(jnp.concatenate([prefix_scores, scores], axis=-1), axis=-1).astype(v.dtype)
         out = jnp.einsum("kbqp,kpd->kbqd", weights[..., :P], prefix_v)
         out = out + jnp.einsum("kbqs,kbsd->kbqd", weights[..., P:], v)

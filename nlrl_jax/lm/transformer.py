@@ -1,4 +1,4 @@
-"""One Flax decoder for Llama 2/3/3.1, Qwen2/2.5 and Qwen3.
+"""One Flax decoder for Llama 2/3/3.1, Qwen2/2.5, Qwen3, Mistral, Gemma and Gemma 3; `ModelConfig` says which.
 
     model = Transformer(config)
     hidden, _ = model.apply({"params": base, "lora": lora}, tokens, positions, valid)
@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from nlrl_jax.arrays import expect, present
 from nlrl_jax.lm import attention, blockwise, products
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.families import LARGEST
 from nlrl_jax.lm.sharding import constrain, lookup, platform_of, spec
 
 
@@ -119,10 +121,13 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        init = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
+        offset = self.config.norm_offset
+        init = nn.with_logical_partitioning(nn.initializers.zeros if offset else nn.initializers.ones, (self.axis,))
         scale = self.param("scale", init, x.shape[-1:], self.config.param_dtype)
         y = x.astype(jnp.float32)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.config.norm_eps)
+        if offset:
+            return (y * (1 + scale.astype(jnp.float32))).astype(x.dtype)
         # Cast before the scale, as the reference models do.
         return y.astype(x.dtype) * scale.astype(x.dtype)
 
@@ -146,6 +151,28 @@ def apart(
     return tuple(copies_of_x[1:])
 
 
+class View(NamedTuple):
+    """Where the tokens of a call stand and what they see, for the layers of a kind (full or sliding).
+
+    cos, sin: float32 [B, L, 1, D / 2], the rotary tables.
+    mask: bool [B, L, S], or a `Sight` where attention is done in blocks.
+    prefix_mask: bool [B, L, P] or such a `Sight`; None where all see all of the prefix.
+    """
+
+    cos: jax.Array
+    sin: jax.Array
+    mask: jax.Array | blockwise.Sight
+    prefix_mask: jax.Array | blockwise.Sight | None
+
+
+def view_of(views: tuple[View, ...], slides: jax.Array | bool) -> View:
+    """The view of a sliding or a full layer, of (full, sliding) or of the only kind that there is."""
+    if isinstance(slides, bool) or len(views) == 1:
+        return views[-1 if slides else 0]
+    # One program for the layers of both kinds: their masks and tables are of one shape.
+    return jax.tree.map(lambda full, sliding: jnp.where(slides, sliding, full), *views)
+
+
 class Attention(nn.Module):
     config: ModelConfig
     mesh: Mesh | None
@@ -153,11 +180,8 @@ class Attention(nn.Module):
     alone: bool
 
     @nn.compact
-    def __call__(self, x, cos, sin, mask, prefix, cache: Cache | None, layer):
-        """x [B, L, H] -> (output [B, L, H], this layer's (k, v) of x, cache with x written into it).
-
-        mask: bool [B, L, S], or with `blocks` a `Sight`.
-        """
+    def __call__(self, x, view: View, prefix, cache: Cache | None, layer):
+        """x [B, L, H] -> (output [B, L, H], this layer's (k, v) of x, cache with x written into it)."""
         c = self.config
         B, L, _ = x.shape
         for_k, for_v, *for_lora = apart(x, 5, cache, self.mesh, self.alone)
@@ -176,7 +200,7 @@ class Attention(nn.Module):
         if c.qk_norm:
             q, k = RMSNorm(c, None, name="q_norm")(q), RMSNorm(c, None, name="k_norm")(k)
         # Keys are cached rotated, so that a later call need not know their positions.
-        q, k = attention.rotate(q, cos, sin), attention.rotate(k, cos, sin)
+        q, k = attention.rotate(q, view.cos, view.sin), attention.rotate(k, view.cos, view.sin)
         new = (k, v)
         if cache is not None and isinstance(cache.kv, HeadKeyValues):
             start = (layer, 0, 0, cache.index, 0)
@@ -192,10 +216,11 @@ class Attention(nn.Module):
             cache = cache._replace(kv=kv)
             # Only the rows of this batch: the cache may have more.
             k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False)[:B] for t in kv)
+        scale = c.query_pre_attn_scalar and c.query_pre_attn_scalar**-0.5
         if self.blocks:
-            out = blockwise.attend(q, k, v, mask, self.blocks, prefix)
+            out = blockwise.attend(q, k, v, view.mask, self.blocks, prefix, view.prefix_mask, scale)
         else:
-            out = attention.attend(q, k, v, mask, prefix)
+            out = attention.attend(q, k, v, view.mask, prefix, view.prefix_mask, scale)
         out = out.reshape(B, L, c.num_heads * c.head_dim)
         for_lora = apart(out, 1, cache, self.mesh, self.alone)[0] if self.alone else None
         return Linear(c, c.hidden_size, ("heads", "embed"), name="o")(out, for_lora), new, cache
@@ -211,14 +236,15 @@ class Block(nn.Module):
     alone: bool = False
 
     @nn.compact
-    def __call__(self, carry, prefix, layer, cos, sin, mask):
+    def __call__(self, carry, prefix, layer, slides, views):
         c = self.config
         x, cache = carry
+        view = view_of(views, slides)
         x = constrain(x, self.mesh, ("batch", "length", None))
         out, kv, cache = Attention(c, self.mesh, self.blocks, self.alone, name="attention")(
-            RMSNorm(c, name="attention_norm")(x), cos, sin, mask, prefix, cache, layer
+            RMSNorm(c, name="attention_norm")(x), view, prefix, cache, layer
         )
-        x = x + out
+        x = x + (RMSNorm(c, name="attention_out_norm")(out) if c.sandwich_norms else out)
         h = RMSNorm(c, name="mlp_norm")(x)
         for_up, *for_lora = apart(h, 3, cache, self.mesh, self.alone)
         for_lora = for_lora if self.alone else (None,) * 2
@@ -228,10 +254,12 @@ class Block(nn.Module):
         else:
             gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, for_lora[0])
             up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, for_lora[1])
-        # SwiGLU, split over "tensor" between the two products.
-        h = constrain(jax.nn.silu(gate) * up, self.mesh, ("batch", "length", "mlp"))
+        # SwiGLU or GeGLU, split over "tensor" between the two products.
+        gate = jax.nn.silu(gate) if c.activation == "silu" else jax.nn.gelu(gate, approximate=True)
+        h = constrain(gate * up, self.mesh, ("batch", "length", "mlp"))
         last = apart(h, 1, cache, self.mesh, self.alone)[0] if self.alone else None
-        x = x + Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
+        out = Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
+        x = x + (RMSNorm(c, name="mlp_out_norm")(out) if c.sandwich_norms else out)
         return (x, cache), (kv if self.collect else None)
 
 
@@ -289,14 +317,15 @@ class Transformer(nn.Module):
         B, L = tokens.shape
         slots = L if cache is None else num_slots(cache.kv)
         first = 0 if cache is None else cache.index
-        mask = blockwise.Sight(first, valid, segments, sees)
-        context = slots if prefix is None else jax.tree.leaves(prefix.k)[0].shape[-3] + slots
-        blocks = blockwise.blocks_for(self.mesh, B, c.num_heads, L, context, first)
-        if blocks is None:
-            # Short texts: the whole mask [B, L, S] at once. Long ones ask for a block of it at a time.
-            mask = jnp.broadcast_to(mask.mask(0, L, 0, slots), (B, L, slots))
-        # Made once for all layers.
-        cos, sin = attention.rotary_tables(c, positions)
+        # Tokens of a cache have positions without gaps, as its slots do; others may not (packed rows, tries).
+        places = () if cache is not None or c.window is None else (None, positions, positions)
+        sight = blockwise.Sight(first, valid, segments, sees, *places)
+        prefix_tokens = 0 if prefix is None else jax.tree.leaves(prefix.k)[0].shape[-3]
+        blocks = blockwise.blocks_for(self.mesh, B, c.num_heads, L, prefix_tokens + slots, first)
+        # Made once for all layers, of one kind or of two (full, sliding). Short texts have the whole mask [B, L, S] at
+        # once, long ones ask for a block of it at a time.
+        sizes = B, L, slots, prefix_tokens
+        views = tuple(self._view(kind, sight, positions, sizes, blocks is None) for kind in sorted(set(c.slides)))
         x = self._embed(tokens, cache is None)
 
         block = Block
@@ -307,16 +336,17 @@ class Transformer(nn.Module):
             block,
             variable_axes={"params": 0, "lora": 0},
             split_rngs={"params": True},
-            in_axes=(0, 0, nn.broadcast, nn.broadcast, nn.broadcast),
+            in_axes=(0, 0, 0, nn.broadcast),
             length=c.num_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(c, self.mesh, collect, blocks, name="blocks")
         prefix = None if prefix is None else tuple(prefix)
         if isinstance(self.get_variable("params", "blocks"), tuple):
             unstacked = Block(c, self.mesh, collect, blocks, alone=True, parent=None)
-            (x, cache), kv = self._one_by_one(unstacked, (x, cache), prefix, (cos, sin, mask))
+            (x, cache), kv = self._one_by_one(unstacked, (x, cache), prefix, views)
         else:
-            (x, cache), kv = layers((x, cache), prefix, jnp.arange(c.num_layers), cos, sin, mask)
+            slides = jnp.array(c.slides) if len(views) > 1 else None
+            (x, cache), kv = layers((x, cache), prefix, jnp.arange(c.num_layers), slides, views)
         hidden = self.final_norm(x)
         if collect:
             return hidden, KeyValues(*kv)
@@ -324,15 +354,45 @@ class Transformer(nn.Module):
             cache = cache._replace(index=cache.index + L)
         return hidden, cache
 
+    def _view(
+        self, sliding: bool, sight: blockwise.Sight, positions: jax.Array, sizes: tuple[int, int, int, int], short: bool
+    ) -> View:
+        """What the tokens [B, L] see in full or `sliding` layers.
+
+        Args:
+          sight: without windows.
+          sizes: B, L, S and P.
+          short: make masks, not `Sight`s.
+        """
+        (B, L, S, P), window, prefix_sight = sizes, self.config.window, None
+        if window is not None:
+            # Masks of both kinds have one shape, so that a layer can choose: a full layer has a window over everything.
+            window = window if sliding else LARGEST // 2
+            sight = sight._replace(window=window)
+            prefix_sight = blockwise.Sight(None, window=window, query_positions=positions) if P else None
+        mask, prefix_mask = sight, prefix_sight
+        if short:
+            mask = jnp.broadcast_to(sight.mask(0, L, 0, S), (B, L, S))
+            prefix_mask = prefix_sight and jnp.broadcast_to(prefix_sight.mask(0, L, 0, P), (B, L, P))
+        return View(*attention.rotary_tables(self.config, positions, sliding), mask, prefix_mask)
+
+    def _scaled(self, x: jax.Array) -> jax.Array:
+        """Embeddings of tokens as the first layer reads them."""
+        if not self.config.scale_embeddings:
+            return x
+        return x * jnp.asarray(np.float32(self.config.hidden_size**0.5), x.dtype)
+
     def _embed(self, tokens: jax.Array, slices: bool) -> jax.Array:
         """[B, L, H]. With `slices` each "fsdp" device looks all tokens up in its own part of H, and parts of tokens are
         exchanged: the table is not gathered, and its gradient is added up where it lies."""
         if not slices:  # one token a row, from weights that were gathered for many
-            return lookup(constrain(self.embedding, self.mesh, ("vocab", None)), tokens).astype(self.config.dtype)
+            table = constrain(self.embedding, self.mesh, ("vocab", None))
+            return self._scaled(lookup(table, tokens).astype(self.config.dtype))
         x = lookup(self.embedding, constrain(tokens, self.mesh, ("group", None))).astype(self.config.dtype)
+        x = self._scaled(x)
         return constrain(constrain(x, self.mesh, ("group", "length", "embed")), self.mesh, ("batch", "length", None))
 
-    def _one_by_one(self, block: Block, carry: Any, prefix: Any, rest: tuple) -> tuple[Any, Any]:
+    def _one_by_one(self, block: Block, carry: Any, prefix: Any, views: tuple[View, ...]) -> tuple[Any, Any]:
         """What the `scan` over stacked blocks computes, for blocks that are a tuple."""
         (x, cache), kvs = carry, []
         params, lora = self.get_variable("params", "blocks"), self.get_variable("lora", "blocks")
@@ -342,7 +402,8 @@ class Transformer(nn.Module):
             variables = {"params": params[i]} if lora is None else {"params": params[i], "lora": lora[i]}
             layer_prefix = prefix and tuple(t[i] for t in prefix)
             layer_cache = cache._replace(kv=type(cache.kv)(cache.kv.k[i], cache.kv.v[i])) if single else cache
-            (x, layer_cache), kv = block.apply(variables, (x, layer_cache), layer_prefix, 0 if single else i, *rest)
+            layer, slides = 0 if single else i, self.config.slides[i]
+            (x, layer_cache), kv = block.apply(variables, (x, layer_cache), layer_prefix, layer, slides, views)
             kvs.append(kv)
             if single:
                 written_caches.append(layer_cache.kv)

