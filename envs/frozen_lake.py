@@ -29,7 +29,7 @@ from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.frozen_lake_maps import CANDIDATES, MAPS, TABLE_SIZE, check_candidates, in_split, map_table, spread
 from nlrl_jax.envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
 from nlrl_jax.envs.options import check_text_game, integer, real
-from nlrl_jax.envs.shell import DiscreteGame
+from nlrl_jax.envs.shell import DiscreteGame, on_any_mesh
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -83,14 +83,14 @@ def outcome(state: FrozenLakeState, direction: jax.Array, size: int) -> tuple[Fr
 def solvable(holes: jax.Array, size: int) -> jax.Array:
     """Whether safe tiles join the top left and the bottom right: bool [..., N] -> bool [...]."""
     free = ~holes.reshape(*holes.shape[:-1], size, size)
-    start = jnp.zeros(free.shape, bool).at[..., 0, 0].set(free[..., 0, 0])
+    start = free & (np.arange(size * size) == 0).reshape(size, size)
 
-    def body(carry):
-        reached, _ = carry
-        grown = spread(jnp, reached, free)
-        return grown, (grown != reached).any()
+    def grow(carry):
+        _, reached = carry
+        return reached, spread(jnp, reached, free)
 
-    reached, _ = jax.lax.while_loop(lambda carry: carry[1], body, (start, jnp.array(True)))
+    before_and_after = jnp.zeros_like(start), start
+    _, reached = jax.lax.while_loop(lambda carry: (carry[0] != carry[1]).any(), grow, before_and_after)
     return reached[..., -1, -1]
 
 
@@ -119,9 +119,7 @@ class FrozenLake(DiscreteGame):
 
     def start(self, key: jax.Array, params: EnvParams) -> FrozenLakeState:
         """Draws a new solvable map with the player at the start."""
-        holes = self.draw_map(key)
-        zero = jnp.zeros_like(holes[0], jnp.int32)  # of the data: in shard_map it varies over the mesh as the map does
-        return FrozenLakeState(time=zero, position=zero, holes=holes)
+        return FrozenLakeState(time=jnp.int32(0), position=jnp.int32(0), holes=self.draw_map(key))
 
     def draw_map(self, key: jax.Array) -> jax.Array:
         """Draws the holes of a random solvable map: bool [size * size]."""
@@ -141,8 +139,7 @@ class FrozenLake(DiscreteGame):
             ok = solvable(holes, self.size) & in_split(jnp, holes, self.maps)
             return key, holes[jnp.argmax(ok)], ok.any()
 
-        start = (key, jnp.zeros(tiles, bool), jnp.array(False))
-        return jax.lax.while_loop(lambda carry: ~carry[2], draw, start)[1]
+        return jax.lax.while_loop(lambda carry: ~carry[2], draw, draw((key,)))[1]
 
     def advance(self, key, state, action, params):
         """Slides the player; the reward is 1 on reaching the goal, else 0."""
@@ -162,8 +159,7 @@ class FrozenLake(DiscreteGame):
     def observe(self, key, state, action, params) -> jax.Array:
         """Returns float32 [size, size, 3], planes of player, holes and goal."""
         tiles = np.arange(self.size * self.size)
-        goal = state.holes & False | (tiles == tiles[-1])  # of the data, so that it lies on a mesh as the holes do
-        planes = jnp.stack([tiles == state.position, state.holes, goal], axis=-1)
+        planes = jnp.stack([tiles == state.position, state.holes, tiles == tiles[-1]], axis=-1)
         return planes.reshape(self.size, self.size, 3).astype(jnp.float32)
 
 
@@ -187,6 +183,7 @@ def max_holes(size: int) -> int:
     return (size - 1) ** 2
 
 
+@on_any_mesh
 def fields(state: FrozenLakeState) -> dict[str, jax.Array]:
     """Computes what the text of a state reads, all int32.
 

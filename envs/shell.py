@@ -1,12 +1,55 @@
-"""What games of discrete actions share as gymnax environments."""
+"""What games share as gymnax environments: places on meshes, and the shell of those with discrete actions."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from gymnax.environments import environment, spaces
+from jax.sharding import PartitionSpec, auto_axes
+
+
+def on_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one game's arrays that also works inside `shard_map` and with a batch on an Explicit mesh.
+
+    On an Explicit mesh JAX wants a sharding for every gather: the axes of the mesh are Auto inside. In `shard_map` a
+    result that depends on no argument, such as a clock at 0, varies over the mesh as the arguments do, so that a scan
+    can carry it. Where there is no mesh, nothing is added.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, options))
+        arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+        meshes = [jax.typeof(array).sharding.mesh for array in arrays.values()]
+        mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
+
+        def of_arrays(arrays: dict[int, jax.Array]) -> Any:
+            args, options = jax.tree.unflatten(tree, [arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
+            return function(*args, **options)
+
+        if mesh is not None:
+            with jax.sharding.use_abstract_mesh(mesh):  # the caller need not have set it
+                return auto_axes(of_arrays, axes=mesh.explicit_axes, out_sharding=PartitionSpec())(arrays)
+        axes = frozenset().union(*map(_manual_axes, arrays.values()))
+
+        def vary(leaf: Any) -> jax.Array:
+            missing = tuple(axes - _manual_axes(leaf))
+            return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+        result = function(*args, **options)
+        return jax.tree.map(vary, result) if axes else result
+
+    return call
+
+
+def _manual_axes(array: Any) -> frozenset[str]:
+    """The axes of a mesh over which an array varies inside `shard_map`."""
+    kind = jax.typeof(array)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # by version of JAX
 
 
 class DiscreteGame(environment.Environment):
@@ -35,11 +78,13 @@ class DiscreteGame(environment.Environment):
     def num_actions(self) -> int:
         return len(self.words)
 
+    @on_any_mesh
     def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
         """Begins an episode: (obs, state); see `start`."""
         state = self.start(key, params)
         return self.observe(key, state, None, params), state
 
+    @on_any_mesh
     def step_env(self, key, state, action, params):
         """Steps an episode: (obs, state, reward, terminated, info); see `advance`."""
         state, reward, terminated, info = self.advance(key, state, action, params)

@@ -38,7 +38,7 @@ from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.grid_text import ACTIONS
 from nlrl_jax.envs.options import check_text_game, integer
 from nlrl_jax.envs.random_cells import distinct_cells, pack, random_cell
-from nlrl_jax.envs.shell import DiscreteGame
+from nlrl_jax.envs.shell import DiscreteGame, on_any_mesh
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -213,6 +213,7 @@ class Snake(DiscreteGame):
         planes = jnp.stack([heads[YOU], bodies[YOU], heads[ENEMY], bodies[ENEMY], state.apples], axis=-1)
         return planes.reshape(self.size, self.size, 5).astype(jnp.float32)
 
+    @on_any_mesh
     def fields(self, state: SnakeState) -> dict[str, jax.Array]:
         """Computes what the text of a state reads, all int32; S = max_length - 1.
 

@@ -45,15 +45,13 @@ class Case(NamedTuple):
     """A function with example arrays, all of them with the batch along one axis.
 
     args: NumPy arrays, or trees of them. axis: where the batch of each argument lies; None has none.
-    grad: whether the outputs are differentiable in the floating arguments. explicit: whether they may lie on an
-      Explicit mesh: a batch of games that draw their maps from a table may not, its gather has no sharding.
+    grad: whether the outputs are differentiable in the floating arguments.
     """
 
     function: Any
     args: tuple
     axis: int | tuple | None = 0
     grad: bool = True
-    explicit: bool = True
 
 
 def normal(*shape):
@@ -178,9 +176,7 @@ CASES = {
     "frozen_lake, from its reset": Case(
         lambda seeds, actions: play_lakes(new_lakes(seeds), actions),
         (SEEDS, integers(4, 4, 6)),
-        0,
-        False,
-        explicit=False,
+        grad=False,
     ),
 }
 
@@ -271,7 +267,7 @@ def test_shard_map(name, kind):
     assert_close(jax.jit(mapped)(*jax.device_put(two_batches(case), NamedSharding(mesh, rows))), expected(name))
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.explicit])
+@every_case
 @pytest.mark.parametrize("inside", [False, True])
 def test_inputs_on_an_explicit_mesh(name, inside):
     case = CASES[name]

@@ -160,12 +160,12 @@ def reachable(state: BabyAIState) -> jax.Array:
         return rows | rows << 1 | rows >> 1 | upwards | downwards
 
     def grow(carry):
-        rows, _ = carry
+        _, rows = carry
         grown = rows
         for _ in range(4):
             grown = spread(grown) & free
-        return grown, (grown != rows).any()
+        return rows, grown
 
     start = jnp.where(y == state.y, 1 << state.x, 0)
-    rows, _ = jax.lax.while_loop(lambda carry: carry[1], grow, (start, jnp.array(True)))
+    _, rows = jax.lax.while_loop(lambda carry: (carry[0] != carry[1]).any(), grow, (jnp.zeros_like(start), start))
     return ((things | doors) & ~spread(rows) == 0).all()

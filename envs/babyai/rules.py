@@ -24,6 +24,8 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment
 
+from nlrl_jax.envs.shell import on_any_mesh
+
 WIDTH, HEIGHT, ROOM = 15, 8, 7  # the middle wall stands at x = ROOM
 NUM_OBJECTS = 9  # eight things and a door; the door, if there is one, is the last
 DOOR_SLOT = NUM_OBJECTS - 1
@@ -109,6 +111,7 @@ def matches(state: BabyAIState, target: int) -> jax.Array:
     return same & (state.kinds > 0)
 
 
+@on_any_mesh
 def success(state: BabyAIState) -> jax.Array:
     """Whether the mission is fulfilled: bool []."""
     return state.done == jnp.asarray(PARTS)[state.mission]

@@ -16,6 +16,7 @@ import numpy as np
 from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.babyai import rules
 from nlrl_jax.envs.babyai.rules import BabyAIState
+from nlrl_jax.envs.shell import on_any_mesh
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 
 KINDS = {rules.DOOR: "door", rules.KEY: "key", rules.BALL: "ball", rules.BOX: "box"}
@@ -59,6 +60,7 @@ _VERB_OF, _LINK_OF = np.array([0, 1, 0, 1, 2, 3]), np.array([0, 0, 0, 1, 2, 0])
 _WITH_SECOND = np.array([False, False, True, True, True, False])
 
 
+@on_any_mesh
 def fields(state: BabyAIState) -> dict[str, jax.Array]:
     """Computes what the texts of a state read, all int32.
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.crafter import engine
+from nlrl_jax.envs.shell import on_any_mesh
 from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
 
 _ARTICLES = {
@@ -66,6 +67,7 @@ def place(south: int, east: int) -> str:
 PLACES = tuple(place(south, east) for south, east in zip(_SOUTH.tolist(), _EAST.tolist()))
 
 
+@on_any_mesh
 def fields(world: engine.World) -> dict[str, jax.Array]:
     """Computes what the texts of a world read, all int32.
 

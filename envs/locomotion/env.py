@@ -12,6 +12,8 @@ Differences from Gymnasium:
 - A state that explodes ends its episode: terminated, reward 0, observation zeros, `info["exploded"]`. (In Gymnasium
   MuJoCo silently puts the robot back to the start.) The state then holds NaN, and stays exploded if stepped again.
 - Reset draws its noise with JAX's generator; the distribution is Gymnasium's.
+
+Inside `jax.shard_map` MJX takes `check_vma=False`: loops of its own mix what varies over a mesh and what does not.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from gymnax.environments import environment, spaces
 
 from nlrl_jax.envs.locomotion import prompts, rule_based, xml_path
 from nlrl_jax.envs.locomotion.frames import frames, side_by_side
+from nlrl_jax.envs.shell import on_any_mesh
 from nlrl_jax.types import ControlGame
 
 VERSIONS = ("v4", "v5")
@@ -145,6 +148,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
     def num_actions(self) -> int:
         return self.model.nu
 
+    @on_any_mesh
     def reset_env(self, key: jax.Array, params: LocomotionParams) -> tuple[jax.Array, LocomotionState]:
         """Puts the robot into its rest pose, with noise around it."""
         key_q, key_v = jax.random.split(key)
@@ -168,6 +172,7 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
         )
         return self.observe(None, state, None, None), state
 
+    @on_any_mesh
     def step_env(self, key, state, action, params):
         """(obs, state, reward, terminated, info). An action out of range is clipped, but costs its unclipped size.
 

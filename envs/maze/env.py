@@ -27,7 +27,7 @@ from gymnax.environments.environment import EnvParams
 
 from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.options import check_text_game
-from nlrl_jax.envs.shell import DiscreteGame
+from nlrl_jax.envs.shell import DiscreteGame, on_any_mesh
 from nlrl_jax.text.template import Choice, Literal, Number, Template
 from nlrl_jax.types import TextGame
 
@@ -316,7 +316,7 @@ def text_game(
         rules=_COMPACT if prompt == "compact" else _RULES,
         actions=ACTIONS,
         observation=board if has_board else observation_template(env.maze, observation),
-        fields=lambda state: fields(env.maze, state.position, jnp),
+        fields=on_any_mesh(lambda state: fields(env.maze, state.position, jnp)),
         board=board,
         success=env.success,
         legend=LEGEND,
