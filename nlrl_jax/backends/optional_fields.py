@@ -132,14 +132,13 @@ class KnownFields:
         with self.lock:
             added = [name for name in names if name not in self.refused]
             self.refused.update(added)
-        groups = list(dict.fromkeys(map(_group, added)))
-        if is_guess and len(groups) > 1:
-            fields = "; ".join(f"{' and '.join(group)} ({OPTIONAL[group[0]]})" for group in groups)
-            _log.warning("%s refuses a field and does not say which; left out are %s", server, fields)
-            return
-        for group in groups:
-            change = f"sent as {RENAMED[group[0]]}" if group[0] in RENAMED else f"left out: {OPTIONAL[group[0]]}"
-            _log.warning("%s does not take %s, %s", server, " and ".join(group), change)
+        changes = []
+        for group in dict.fromkeys(map(_group, added)):
+            change = OPTIONAL.get(group[0]) or f"sent as {RENAMED[group[0]]}"
+            changes.append(f"{' and '.join(group)} ({change})")
+        verb = "refuses a field and does not say which; left out are" if is_guess and changes[1:] else "does not take"
+        if changes:
+            _log.warning("%s %s %s", server, verb, "; ".join(changes))
 
 
 class Request:
@@ -154,10 +153,9 @@ class Request:
 
     def __init__(self, known: KnownFields, whole: Mapping[str, Any], fixed: Collection[str], server: str):
         self.known, self.fixed, self.server = known, fixed, server
-        self.body = known.allowed(whole, fixed)
+        self._whole, self.body = whole, known.allowed(whole, fixed)
         self._tried: list[str] = []  # fields that are left out without having been named
-        self._before_bare: dict[str, Any] | None = None
-        self._is_unsure = self._is_repeated = False  # about what was left out; whether the last body has failed twice
+        self._is_repeated = self._is_whole_again = False  # the last body has failed twice; it also failed bare
 
     def revise(self, failure: Failure, attempt: int, attempts_left: int) -> dict[str, Any] | None:
         """The body to send after a failure; None if there is no other one.
@@ -196,26 +194,23 @@ class Request:
             failure.is_final, failure.advice = True, roles or self._advice(named) or failure.advice
             return None
         # 4. No named field: without `n`, then bare, then as before, as it is not the fields.
-        doubts = self.known.doubts(self.body, self.fixed)
-        self._is_unsure |= attempts_left <= 0 and not failure.is_final
+        if attempts_left <= 0 and not failure.is_final:
+            return None
+        doubts = [] if self._is_whole_again else self.known.doubts(self.body, self.fixed)
         if "n" in doubts:
             return self._try_without(["n"])
-        if self._is_unsure:
-            return None
         if doubts and (failure.is_final or attempt + 1 >= PATIENCE or attempts_left == 1):
-            self._before_bare = self.body
             return self._try_without(doubts)
-        if self._before_bare is not None and not failure.is_final:
-            whole, self._before_bare = self._before_bare, None
-            self._tried, self._is_unsure = [], True
-            return self._send(whole)
+        if self._tried[1:] and not failure.is_final:
+            self._tried, self._is_whole_again = [], True
+            return self._send(self.known.allowed(self._whole, self.fixed))
         return None
 
     def answered(self) -> None:
         """Learns from an answer to the last body."""
         self.known.accept(self.body)
         refused = [name for name in self._tried if name == "n" or name not in self.known.accepted]
-        if refused and not self._is_unsure:
+        if refused:
             self.known.refuse(refused, self.server, is_guess=True)
 
     def _other_value(self, failure: Failure, named: Collection[str]) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nlrl_jax.backends import endpoint_checks, prompt_forms
+from nlrl_jax.backends import endpoint_checks
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.prompt_forms import ASKED, CONTINUED, PARTIAL, PREFIX
 from nlrl_jax.types import Chat
@@ -107,7 +107,3 @@ def test_the_text_that_was_sent_is_never_part_of_the_reply(form, returns, sent, 
     assert reply.text == text
     assert request.body["messages"][-1]["content"] == sent
     assert set(request.body["messages"][-1]) == {"role", "content"} | ({form} - {CONTINUED})
-
-
-def test_forms_are_described():
-    assert set(prompt_forms.FORMS) == {prompt_forms.TEXT, CONTINUED, PREFIX, PARTIAL, ASKED}

@@ -12,6 +12,8 @@ from tests.backends import server as s
 from tests.backends.endpoints import GREEDY, model
 from tests.backends.server import Server
 
+ALTERNATE = "Conversation roles must alternate user/assistant/user/assistant/..."
+CANNOT_CONTINUE = "does not continue an assistant message.*--endpoint_tokenizer MODEL"
 WORDINGS = [
     ("System role not supported", [SYSTEM]),  # Gemma
     ("jinja2.exceptions.TemplateError: System role not supported", [SYSTEM]),
@@ -25,7 +27,7 @@ WORDINGS = [
     ('messages: Unexpected role \\"system\\". The API accepts a top-level parameter', [SYSTEM]),  # Anthropic
     ("Unsupported role: system", [SYSTEM]),
     ("Jinja Exception: System message must be at the beginning", [SYSTEM]),  # Qwen 3.5
-    ("Conversation roles must alternate user/assistant/user/assistant/...", [TURNS]),  # Gemma, Mistral
+    (ALTERNATE, [TURNS]),  # Gemma, Mistral
     ("After the optional system message, conversation roles must alternate user/assistant/...", [TURNS]),
     ("A conversation must alternate between user and assistant roles.", [TURNS]),  # Bedrock
     (
@@ -101,14 +103,16 @@ def test_a_system_text_goes_into_the_users_message_from_then_on_and_this_is_said
     ]
 
 
-def test_where_nothing_can_be_folded_the_sentence_says_so():
-    refuse = s.status(400, "Conversation roles must alternate user/assistant/user/assistant/...")
-    with Server(behaviour=lambda request: refuse) as server:
-        with pytest.raises(
-            EndpointError, match="chat template refuses messages of user: serve it with another template"
-        ):
-            model(server).complete([Chat.of("question")], GREEDY, "r")
-        assert len(server.requests) == 1
-    with Server(behaviour=lambda request: s.status(400, "Cannot have a prefill with thinking")) as server:
-        with pytest.raises(EndpointError, match="does not continue an assistant message.*--endpoint_tokenizer"):
-            model(server).complete([Chat.of("question", continued="Action:")], GREEDY, "r")
+@pytest.mark.parametrize(
+    "error, continued, advice, sent",
+    [
+        (ALTERNATE, None, "chat template refuses messages of user: serve it with another template", 1),
+        ("Cannot have a prefill with thinking", "Action:", CANNOT_CONTINUE, 1),
+        ("Unrecognized request argument supplied: add_generation_prompt", "Action:", CANNOT_CONTINUE, 2),
+    ],
+)
+def test_where_nothing_can_be_folded_the_sentence_says_so(error, continued, advice, sent):
+    with Server(behaviour=lambda request: s.status(400, error)) as server:
+        with pytest.raises(EndpointError, match=advice):
+            model(server).complete([Chat.of("question", continued=continued)], GREEDY, "r")
+        assert len(server.requests) == sent

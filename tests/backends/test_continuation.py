@@ -147,10 +147,11 @@ def test_an_empty_line_from_a_server_that_continues_is_not_requested_again(caplo
 )
 def test_fields_of_ours_that_extra_leaves_out_or_changes(extra, sent):
     with Server() as server:
-        model(server, extra=extra).complete(open_chats(1), GREEDY, "policy")
-        (request,) = server.requests
-    names = ("continue_final_message", "add_generation_prompt")
-    assert {name: request.body[name] for name in names if name in request.body} == sent
+        model(server, extra=extra, concurrency=1).complete([*open_chats(1), Chat.of("goal")], GREEDY, "policy")
+        opened, plain = (request.body for request in server.requests)
+    names = {"continue_final_message", "add_generation_prompt"}
+    assert {name: opened[name] for name in names & opened.keys()} == sent
+    assert extra or not names & plain.keys()
 
 
 @pytest.mark.parametrize("name", ["seed", "top_k", "top_p", "temperature", "max_tokens", "stop", "model", "n"])

@@ -7,8 +7,6 @@ import pytest
 from nlrl_jax.backends import endpoint
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.optional_fields import DOUBTFUL
-from nlrl_jax.backends.reply_cache import DiskCache
-from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.types import Chat, Reply, Sampling
 from tests.backends import server as s
 from tests.backends.endpoints import GREEDY, HOT, KEY, chats, model, nowhere, questions, spent, texts
@@ -146,26 +144,6 @@ def test_odd_choices(change, sent, places):
         replies = model(server).complete(chats(1) * 3, HOT, "policy")
         assert [r.body.get("n", 1) for r in server.requests] == sent
     assert [text.split("/")[1] for text in texts(replies)] == places
-
-
-@pytest.mark.parametrize("code", [400, 422])
-def test_a_server_that_refuses_fields_by_name_is_served_without_them(code, tmp_path):
-    def picky(request):
-        bad = next((name for name in ("max_tokens", "top_k", "seed") if name in request.body), None)
-        return s.status(code, "x " * 400 + f"'{bad}' is not supported") if bad else s.well
-
-    sampling, cache = Sampling(20, 1.0, top_k=50), DiskCache(tmp_path)
-    with Server(behaviour=picky) as server:
-        ask = model(server, concurrency=1, cache=cache)
-        assert len(ask.complete(chats(3), sampling, "policy")) == 3
-        bodies = [request.body for request in server.requests if picky(request) is s.well]
-        assert len(bodies) == 3 and len(server.requests) == 3 + 3  # one refusal for each field of the call
-        assert all(body["max_completion_tokens"] == 20 for body in bodies)
-        assert all(r.cached for r in model(server, cache=cache).complete(chats(3), sampling, "policy"))
-    with Server(behaviour=lambda request: s.status(code, "max_tokens is wrong")) as server:
-        with pytest.raises(EndpointError, match="is wrong"):
-            model(server).complete(chats(1), GREEDY, "policy")
-        assert len(server.requests) == 2
 
 
 # Options.

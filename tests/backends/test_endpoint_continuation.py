@@ -106,27 +106,6 @@ def test_an_open_message_is_continued_as_text_where_there_is_a_render(tmp_path):
     assert requests["/v1/chat/completions"]["messages"] == [{"role": "user", "content": "goal"}]
 
 
-def test_without_a_render_the_server_is_asked_to_continue_the_last_message():
-    with Server(behaviour=writes(" turn left")) as server:
-        replies = model(server).complete([OPEN, Chat.of("goal")], GREEDY, "r")
-        opened, plain = sorted((request.body for request in server.requests), key=lambda body: -len(body["messages"]))
-    assert [reply.text for reply in replies] == [" turn left"] * 2
-    assert (opened["continue_final_message"], opened["add_generation_prompt"]) == (True, False)
-    assert opened["messages"] == [
-        {"role": "user", "content": "goal"},
-        {"role": "assistant", "content": "Action:"},
-    ]
-    assert not {"continue_final_message", "add_generation_prompt"} & set(plain)
-
-
-def test_a_server_that_cannot_continue_a_message_is_an_error_with_advice():
-    refuse = s.status(400, '{"error": "Unrecognized request argument supplied: add_generation_prompt"}')
-    with Server(behaviour=lambda request: refuse) as server:
-        with pytest.raises(EndpointError, match="does not continue an assistant message.*--endpoint_tokenizer MODEL"):
-            model(server).complete([OPEN], GREEDY, "r")
-        assert len(server.requests) == 2  # with the fields and without
-
-
 # Whether it scores.
 
 
@@ -238,12 +217,3 @@ def test_a_tokenizers_name_makes_a_scripts_endpoint_score(tmp_path):
     assert prompt.endswith("<|im_start|>assistant\nAction: left") and "goal" in prompt
     with pytest.raises(FileNotFoundError, match="no model at 'nowhere'"):
         models.check_large_model("endpoint", dataclasses.replace(options, endpoint_tokenizer="nowhere"), 8)
-
-
-def test_stop_is_left_out_for_a_server_that_refuses_it():
-    refuse = s.status(400, '{"error": "Unsupported parameter: \'stop\' is not supported with this model."}')
-    after = writes("abc|x")
-    with Server(behaviour=lambda request: refuse if "stop" in request.body else after(request)) as server:
-        assert [r.text for r in model(server).complete([Chat.of("hi")], GREEDY, "r", stop=["|"])] == ["abc"]
-        with pytest.raises(EndpointError, match="stop.* is not supported"):  # the user's own is not left out
-            model(server, extra="stop=x").complete([Chat.of("hi")], GREEDY, "r", stop=["|"])

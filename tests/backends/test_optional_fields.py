@@ -16,6 +16,7 @@ from tests.backends.server import Server
 
 ALL = Sampling(20, 1.0, top_k=5, top_p=0.9)
 OPEN = Chat.of("goal", continued="Action:")
+PAIR = ("continue_final_message", "add_generation_prompt")
 ERROR = {"error": {"message": "internal"}}
 # How servers refuse without naming the field.
 FORMS = {
@@ -60,7 +61,7 @@ def test_a_server_that_refuses_n_in_any_form_gets_single_requests_from_then_on(f
         assert len(server.requests) == 12 + with_n
         assert all(request.body["top_k"] == 5 and "seed" in request.body for request in server.requests)
     assert [row.message.split("/v1/chat/completions ")[1] for row in caplog.records if row.levelno > logging.INFO] == [
-        "does not take n, left out: replies are requested one by one"
+        "does not take n (replies are requested one by one)"
     ]
 
 
@@ -72,7 +73,7 @@ def test_a_server_that_returns_too_few_choices_gets_single_requests_from_then_on
 
 
 NAMED = {
-    "400": (400, "Unsupported parameter: 'FIELD'"),
+    "400": (400, "x " * 400 + "Unsupported parameter: 'FIELD'"),
     "422 with a place": (422, '{"detail": [{"loc": ["body", "FIELD"], "msg": "extra", "input": {"seed": 1, "n": 2}}]}'),
     "500": (500, "TypeError: create() got an unexpected keyword argument 'FIELD'"),
     "501": (501, "FIELD: not implemented"),
@@ -80,18 +81,20 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("field", ["seed", "top_k", "top_p", "stop", "continue_final_message", "add_generation_prompt"])
+@pytest.mark.parametrize("field", [*"seed top_k top_p stop max_tokens continue_final_message".split(), *PAIR[1:]])
 @pytest.mark.parametrize("form", NAMED)
-def test_a_named_field_costs_one_attempt(field, form):
+def test_a_named_field_costs_one_attempt_and_replies_stay_in_the_cache(field, form, tmp_path):
     code, text = NAMED[form]
     with Server(behaviour=refuses(s.status(code, text.replace("FIELD", field)), field)) as server:
-        ask = model(server)
+        ask = model(server, cache=DiskCache(tmp_path))
         for seed in range(2):
             assert ask.complete([OPEN], ALL, "policy", seed, stop=["|"])[0].text
-        assert len(server.requests) == 3
         last = server.requests[-1].body
-    pair = {"continue_final_message", "add_generation_prompt"}
-    assert {"seed", "top_k", "top_p", "stop", *pair} - last.keys() == (pair if field in pair else {field})
+        assert model(server, cache=DiskCache(tmp_path)).complete([OPEN], ALL, "policy", 1, stop=["|"])[0].cached
+        assert len(server.requests) == 3
+    missing = {"seed", "top_k", "top_p", "stop", "max_tokens", *PAIR} - last.keys()
+    assert missing == ({*PAIR} if field in PAIR else {field})
+    assert last.get("max_completion_tokens") == (20 if field == "max_tokens" else None)
 
 
 @pytest.mark.parametrize("field", ["seed", "top_k", "stop", "continue_final_message"])
@@ -118,12 +121,13 @@ def test_a_field_that_has_worked_stays_where_another_is_refused_without_its_name
 
 
 @pytest.mark.parametrize("form", ["500", "503", "closed", "an error in a 200"])
-@pytest.mark.parametrize("times", [1, 3])
-def test_an_outage_ends_after_its_attempts(form, times):
+@pytest.mark.parametrize("times, retries", [(1, 3), (3, 3), (3, 0)])
+def test_an_outage_ends_after_its_attempts(form, times, retries):
     with Server(behaviour=lambda request: FORMS[form]) as server:
-        with pytest.raises(EndpointError, match="failed 4 times, the last time with"):
-            model(server, max_retries=3, concurrency=1).complete(questions(1, times), ALL, "policy")
-        assert len(server.requests) == 4
+        ask = model(server, max_retries=retries, concurrency=1)
+        with pytest.raises(EndpointError, match=f"failed {retries + 1} times, the last time with"):
+            ask.complete(questions(1, times), ALL, "policy")
+        assert len(server.requests) == retries + 1 and not ask.known.refused
 
 
 def test_a_field_that_has_worked_is_not_blamed_for_a_passing_failure():
@@ -274,10 +278,10 @@ def test_a_number_that_was_answered_stays_where_a_greater_one_is_refused():
 # Failures that pass.
 
 
-@pytest.mark.parametrize("failure", ["500", "503", "closed", "an error in a 200"])
+@pytest.mark.parametrize("failure", ["500", "503", "closed", "an error in a 200", "names"])
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_one_failure_in_passing_costs_no_field(failure, at):
-    with Server(*[s.well] * at, FORMS[failure]) as server:
+    with Server(*[s.well] * at, FORMS.get(failure, s.status(500, "worker died at seed 7, stop"))) as server:
         ask = model(server, concurrency=1)
         for seed in range(3):
             assert len(ask.complete(questions(1, 3), ALL, "policy", seed, stop=["|"])) == 3
@@ -311,21 +315,6 @@ def test_a_damaged_reply_that_names_fields_costs_none(damaged):
         ask = model(server, concurrency=1)
         ask.complete(questions(1), Sampling(20, 1.0), "policy", stop=["|"])
         assert "stop" not in ask.known.refused and len(server.requests) == 3
-
-
-def test_one_failure_that_happens_to_name_a_field_costs_none():
-    with Server(s.status(500, "worker died at seed 7, stop")) as server:
-        ask = model(server, concurrency=1)
-        ask.complete(questions(1, 3), ALL, "policy", stop=["|"])
-        assert not ask.known.refused and len(server.requests) == 2
-
-
-def test_without_retries_nothing_is_blamed_for_good():
-    with Server(s.status(500)) as server:
-        ask = model(server, max_retries=0, concurrency=1)
-        for seed in range(2):
-            assert len(ask.complete(questions(1, 3), ALL, "policy", seed)) == 3
-        assert server.requests[-1].body["n"] == 3 and not ask.known.refused
 
 
 # Contexts that are too short (tests/backends/test_context_limits.py has their wordings).

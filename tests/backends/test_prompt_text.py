@@ -79,22 +79,18 @@ def prepared(path, url, tmp_path, extra=""):
     return models.prepared(asking(path, url, tmp_path, extra), models.Scores(False, False, ""))
 
 
-@pytest.mark.parametrize("file_adds, server_adds", [(True, False), (False, True)])
-def test_what_the_server_does_counts_before_what_the_file_says(file_adds, server_adds, tmp_path):
-    """A server may have another copy of the tokenizer, or another library's reading of it."""
-    path, behaviour = hugging_face(tmp_path / "model", WITH_BOS, file_adds), Tokenizing(server_adds)
-    with Server(behaviour=behaviour) as server:
-        prepared(path, server.url, tmp_path).complete([OPEN], GREEDY, "r")
-    assert behaviour.begins == 1
-
-
-@pytest.mark.parametrize("file_adds", [True, False])
-def test_a_server_that_counts_no_tokens_does_as_the_file_says(file_adds, tmp_path):
-    path, behaviour = hugging_face(tmp_path / "model", WITH_BOS, file_adds), Tokenizing(file_adds, counts=False)
+@pytest.mark.parametrize(
+    "file_adds, server_adds, counts",
+    [(True, False, True), (False, True, True), (True, True, False), (False, False, False)],
+)
+def test_what_the_server_does_counts_before_what_the_file_says(file_adds, server_adds, counts, tmp_path):
+    """A server may have another copy of the tokenizer, or another library's reading of it. One that counts no tokens
+    does as the file says."""
+    path, behaviour = hugging_face(tmp_path / "model", WITH_BOS, file_adds), Tokenizing(server_adds, counts)
     with Server(behaviour=behaviour) as server:
         ask = prepared(path, server.url, tmp_path)
         ask.complete([OPEN], GREEDY, "r")
-    assert behaviour.begins == 1 and ask.abilities.adds_bos is None
+    assert behaviour.begins == 1 and ask.abilities.adds_bos is (server_adds if counts else None)
 
 
 def test_the_user_may_tell_a_server_to_add_none(tmp_path):

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import sys
 import sysconfig
 import time
@@ -26,12 +27,12 @@ _ROOMS = ("nlrl_jax", "nlrl_jax.envs", "nlrl_jax.launch")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 # These may differ: where a process runs, and how it reports errors.
 _PLACES = ("coordinator_address", "num_processes", "process_id", "initialization_timeout", "run_dir")
-_FREE_VARIABLES = ("NLRL_TRACEBACK", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR")
-_FREE_PREFIXES = ("JAX_COORDINATOR", "JAX_LOCAL", "JAX_PROCESS")
+_VARIABLES = re.compile(
+    r"NLRL_(?!TRACEBACK$)|XLA_FLAGS|JAX_(?!COORDINATOR|LOCAL|PROCESS|NUM_CPU_DEVICES$|COMPILATION_CACHE_DIR$)"
+)
 _SAMPLES, _SAMPLE = 16, 1 << 16  # a file of more bytes than all samples is read in so many pieces
 _PATIENCE = 5.0  # seconds for a shared disk to show what another process wrote
 _SHOWN = 5  # differences in a message
-_ABSENT = "not given"
 
 
 def at_start() -> dict[str, Any]:
@@ -41,13 +42,9 @@ def at_start() -> dict[str, Any]:
         for flag in group:
             if flag.present and not module.startswith("absl") and flag.name not in _PLACES:
                 facts[f"--{flag.name}"] = flag.value
-    for name, value in sorted(os.environ.items()):
-        is_compared = name.startswith(("NLRL_", "JAX_", "XLA_FLAGS")) and not name.startswith(_FREE_PREFIXES)
-        if is_compared and name not in _FREE_VARIABLES:
-            facts[f"${name}"] = value
+    facts |= {f"${name}": os.environ[name] for name in sorted(os.environ) if _VARIABLES.match(name)}
     facts["Python"] = platform.python_version()
-    for package in _PACKAGES:
-        facts[package] = importlib.metadata.version(package)
+    facts |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     for room in _ROOMS:
         facts[f"the code of {room}"] = fingerprint(pathlib.Path(importlib.util.find_spec(room).origin).parent)
     return facts
@@ -61,7 +58,7 @@ def differing(facts: Sequence[Mapping[str, Any]]) -> str:
     """
     differences = []
     for name in dict.fromkeys(name for row in facts for name in row):
-        values = [json.dumps(row[name]) if name in row else _ABSENT for row in facts]
+        values = [json.dumps(row[name]) if name in row else "not given" for row in facts]
         process = next((n for n, value in enumerate(values) if value != values[0]), None)
         if process is not None:
             differences.append(f"{name} is {values[0]} in process 0 and {values[process]} in process {process}")
@@ -78,17 +75,16 @@ def check(config: Mapping[str, Any], run_dir: pathlib.Path) -> None:
     """
     if not multihost.several():
         return
-    options = {name: value for name, value in config.items() if name not in _PLACES}
-    facts = {f"--{name}": value for name, value in options.items()}
-    for name, value in options.items():
-        if path := _path(name, value, config.get("revision", "")):
-            facts[f"what lies at --{name} {value}"] = fingerprint(path)
-    modules = multihost.every(_user_modules())
-    common = sorted(set(modules[0]).intersection(*modules[1:]))  # some modules are needed by one process alone
-    rows = [
-        {**row, **{f"the code of {name}": hashes[name] for name in common}}
-        for row, hashes in zip(multihost.every(facts), modules, strict=True)
-    ]
+    facts = {}
+    for name, value in config.items():
+        if name not in _PLACES:
+            facts[f"--{name}"] = value
+            if path := _path(name, value, config.get("revision", "")):
+                facts[f"what lies at --{name} {value}"] = fingerprint(path)
+    rows, modules = multihost.every(facts), multihost.every(_user_modules())
+    for name in sorted(set(modules[0]).intersection(*modules[1:])):  # some modules are needed by one process alone
+        for row, hashes in zip(rows, modules, strict=True):
+            row[f"the code of {name}"] = hashes[name]
     if difference := differing(rows):
         raise ValueError(f"the processes of a run must be alike, but {difference}. Give all of them the same")
     stamp = multihost.every(_stamp(run_dir) if multihost.first() else "")[0]
@@ -106,13 +102,13 @@ def check(config: Mapping[str, Any], run_dir: pathlib.Path) -> None:
 def fingerprint(path: pathlib.Path) -> str:
     """A hash of a file, or of all files in a folder and their names, without hidden and compiled ones. Of a large file
     it covers the size and pieces spread over the content."""
-    files = [path]
-    if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(path))]
     digest = hashlib.sha256()
-    for file in files:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        name = file.relative_to(path)
+        if not file.is_file() or any(part.startswith((".", "__pycache__")) for part in name.parts):
+            continue
         size = file.stat().st_size
-        digest.update(f"{file.relative_to(path)}\0{size}\0".encode())
+        digest.update(f"{name}\0{size}\0".encode())
         with file.open("rb") as content:
             if size <= _SAMPLES * _SAMPLE:
                 digest.update(content.read())
@@ -121,10 +117,6 @@ def fingerprint(path: pathlib.Path) -> str:
                 content.seek((size - _SAMPLE) * n // (_SAMPLES - 1))
                 digest.update(content.read(_SAMPLE))
     return digest.hexdigest()[:12]
-
-
-def _is_hidden(path: pathlib.Path) -> bool:
-    return any(part.startswith((".", "__pycache__")) for part in path.parts)
 
 
 def _path(name: str, value: Any, revision: str) -> pathlib.Path | None:
@@ -143,10 +135,9 @@ def _user_modules() -> dict[str, str]:
     installed = tuple({paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     hashes = {}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if name == "__main__" or name.split(".")[0] == "nlrl_jax" or not file.endswith(".py"):
-            continue
-        if not os.path.abspath(file).startswith(installed):
+        file = os.path.abspath(getattr(module, "__file__", None) or "")
+        is_ours = name == "__main__" or name.split(".")[0] == "nlrl_jax"
+        if file.endswith(".py") and not is_ours and not file.startswith(installed):
             hashes[name] = fingerprint(pathlib.Path(file))
     return hashes
 

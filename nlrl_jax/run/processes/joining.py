@@ -15,6 +15,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from absl import flags
 
 from nlrl_jax import multihost
 from nlrl_jax.run.processes.alike import differing
-from nlrl_jax.run.processes.peers import Peers, join
+from nlrl_jax.run.processes.peers import HEARTBEAT, Peers
 
 # The number of processes, as srun and mpirun set it.
 _CLUSTERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
@@ -68,7 +69,7 @@ def start(
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take our signals
     try:
-        _peers = join(address, count, process, patience)
+        _peers = Peers(address, count, process, patience)
     except RuntimeError:  # without a text that says why
         print(
             f"error: process {process} could not join the {count} processes of this run at {address} within "
@@ -155,10 +156,9 @@ def together(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
             if _peers is None or isinstance(error, SystemExit) and not error.code:
                 raise
             status = error.code if isinstance(error, SystemExit) else f"error: {_sentence(error)}"
-            # A collective fails where another process has ended.
             if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
-                if verdict := _peers.verdict():
-                    _peers.exit(f"error: {verdict}")
+                # A collective fails where another process has ended, which then ends this one, too (`Peers.lost`).
+                time.sleep(2 * HEARTBEAT)
             elif not isinstance(error, SystemExit) or os.environ.get("NLRL_TRACEBACK"):
                 with contextlib.suppress(OSError):  # nobody reads it
                     traceback.print_exc()

@@ -1,8 +1,8 @@
 """Which other process of a run has ended, and why, learned through JAX's coordination service.
 
-Every process keeps counting up under `beat/` in the service's key-value store; the process whose count stands still has
-died. A process that fails writes its reason under `ended/`. JAX's own heartbeat notices the death of a process whose
-peers wait without a collective; its report becomes the same sentence.
+JAX's heartbeat notices that a process has died, but does not tell Python which: every process counts up under `beat/`
+in the service's key-value store, and the count of a dead one stands still. A process that fails writes its reason under
+`ended/`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,41 @@ from jax._src.lib import _jax
 
 HEARTBEAT = 15  # seconds without a sign of life after which JAX takes a process for dead
 _INTERVAL = 0.5  # seconds between two counts
-_PAUSE = 3.0  # seconds in which a dead process's count has visibly stood still, or a living one has told its reason
+_PAUSE = 3.0  # seconds in which the other processes have read a reason, or tell one of their own
 _PATIENCE = 300  # seconds for the others to end, such as the first one, which writes the report
 _ROOM = "nlrl_jax/"  # in the key-value store
 
 
 class Peers:
-    """The processes of a run as this one sees them, from `join` on.
+    """The processes of a run as this one sees them, once it has joined JAX's coordination service.
 
     Args:
-      process: the number of this process. count: of all processes.
+      address: of process 0. count: of all processes. process: the number of this one.
+      patience: seconds to wait until all have joined.
+
+    Raises:
+      RuntimeError: they have not.
     """
 
-    def __init__(self, process: int, count: int):
+    def __init__(self, address: str, count: int, process: int, patience: float):
         self.process, self.count = process, count
-        self.reason = ""  # why another process has failed, in its own words
-        self._client = distributed.global_state.client
+        self._reason = ""  # why another process has failed, in its own words
         self._last_change = [time.monotonic()] * count  # of each process's count
-        self._is_first_silent = False  # the first process holds the store
         self._ended, self._exit_lock = threading.Event(), threading.Lock()
+        # jax.distributed.initialize has no argument for the callback.
+        connect = _jax.get_distributed_runtime_client
+        _jax.get_distributed_runtime_client = functools.partial(connect, missed_heartbeat_callback=self.lost)
+        try:
+            jax.distributed.initialize(
+                address, count, process, initialization_timeout=int(patience), heartbeat_timeout_seconds=HEARTBEAT
+            )
+        finally:
+            _jax.get_distributed_runtime_client = connect
+        # jaxlib 0.10.2 cannot convert the callback's argument to Python: C++ throws std::bad_cast, and would abort.
+        self._handler = ctypes.CFUNCTYPE(None)(self.lost)  # C++ keeps no reference
+        library = ctypes.CDLL("libstdc++.so.6" if sys.platform == "linux" else None)
+        library._ZSt13set_terminatePFvvE(self._handler)  # std::set_terminate
+        self._client = distributed.global_state.client
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -64,16 +80,12 @@ class Peers:
         self._ended.set()
         self._thread.join()
 
-    def verdict(self) -> str:
-        """Why another process has ended; "" where none has. Takes a few seconds."""
-        time.sleep(_PAUSE)
+    def lost(self, *_: Any) -> NoReturn:
+        """Ends this process because another one has died or failed; JAX calls this when its heartbeat stops."""
         silent = min(range(self.count), key=self._last_change.__getitem__)
-        silence = time.monotonic() - self._last_change[silent]
-        if self.reason or silence < _PAUSE - 2 * _INTERVAL:
-            return self.reason
-        # Without the first process the store is gone, and every count seems to stand still from then on.
-        silent = 0 if self._is_first_silent and silence < HEARTBEAT / 2 else silent
-        return f"process {silent} of this run died; start all again with --resume"
+        # The store is in the first process: where all have counted until just now, that one is gone.
+        silent = silent if time.monotonic() - self._last_change[silent] > HEARTBEAT / 2 else 0
+        self.exit(f"error: {self._reason or f'process {silent} of this run died; start all again with --resume'}")
 
     def exit(self, status: str | int, reason: str = "") -> NoReturn:
         """Ends this process at once, as an ordinary exit would wait for the others.
@@ -105,46 +117,13 @@ class Peers:
                 self._client.key_value_set(f"{_ROOM}beat/{self.process}", str(number), allow_overwrite=True)
                 rows = self._client.key_value_dir_get(f"{_ROOM}beat/")
                 reasons = self._client.key_value_dir_get(f"{_ROOM}ended/")
-            except jax.errors.JaxRuntimeError:
-                self._is_first_silent = True
+            except jax.errors.JaxRuntimeError:  # the store is gone, as JAX notices, too
                 return
             for key, count in rows:
                 if counts.get(key) != count:
                     counts[key] = count
                     self._last_change[int(key.rpartition("/")[2])] = time.monotonic()
             if reasons:
-                self.reason = reasons[0][1]
+                self._reason = reasons[0][1]
                 time.sleep(_PAUSE)  # in which this process may end by itself, with a reason of its own
-                self.exit(f"error: {self.reason}")
-
-
-def join(address: str, count: int, process: int, patience: float) -> Peers:
-    """Joins JAX's coordination service, before JAX looks for devices."""
-    peers: list[Peers] = []
-
-    def lost(*status: Any) -> None:
-        """Called by JAX instead of ending this process with a stack trace when another one has died."""
-        if peers:
-            peers[0].exit(f"error: {peers[0].verdict() or 'JAX lost the other processes of this run'}")
-
-    connect = _jax.get_distributed_runtime_client
-    # jax.distributed.initialize has no argument for the callback.
-    _jax.get_distributed_runtime_client = functools.partial(connect, missed_heartbeat_callback=lost)
-    try:
-        jax.distributed.initialize(
-            address, count, process, initialization_timeout=int(patience), heartbeat_timeout_seconds=HEARTBEAT
-        )
-    finally:
-        _jax.get_distributed_runtime_client = connect
-    peers.append(Peers(process, count))
-    _call_at_terminate(lost)
-    return peers[0]
-
-
-def _call_at_terminate(function: Any) -> None:
-    """Calls a function where C++ would abort: jaxlib 0.10.2 calls no callback of Python's, as it cannot convert the
-    status that is its argument, and throws std::bad_cast instead."""
-    global _handler
-    _handler = ctypes.CFUNCTYPE(None)(function)  # C++ keeps no reference
-    library = ctypes.CDLL("libstdc++.so.6" if sys.platform == "linux" else None)
-    library._ZSt13set_terminatePFvvE(_handler)  # std::set_terminate
+                self.lost()
