@@ -64,6 +64,11 @@ def single_or_wider(array: jax.Array) -> jax.Array:
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
+def flat_steps(array: jax.Array) -> jax.Array:
+    """[T, B, ...] as rows [T * B, ...]."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
 def is_traced(value: Any) -> bool:
     """Whether the value is not known yet, so that it cannot be checked."""
     return isinstance(value, jax.core.Tracer)

@@ -144,6 +144,7 @@ CASES = {
         lambda batch, obs: networks.RunningMoments.of((3,)).update(batch).normalize(obs), (normal(4, 3), normal(4, 3))
     ),
     "arrays.floating": Case(arrays.floating, (normal(4),)),
+    "arrays.flat_steps": Case(arrays.flat_steps, (normal(4, 3, 2),)),
     "arrays.single_or_wider": Case(arrays.single_or_wider, (normal(4),)),
     "updates.where": Case(updates.where, (MASK[:, 0], normal(4, 3), normal(4, 3)), grad=False),
     "mcts.mcts_policy": Case(

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from nlrl_jax.arrays import flat_steps
 from nlrl_jax.lm.score import score
 from nlrl_jax.rollouts.text_games import Turns
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -46,7 +47,7 @@ def state_dependence(policy: LanguageAgentPolicy, variables: Any, turns: Turns, 
       number: how many replies are scored after another prompt, spread evenly over the turns played.
     """
     turn, active = turns.turn, turns.active.reshape(-1)
-    rows = jax.tree.map(lambda x: x.reshape(active.size, *x.shape[2:]), turn._replace(parsed=None))
+    rows = jax.tree.map(flat_steps, turn._replace(parsed=None))
     # Turns played come first; `scored` takes `number` of them at equal distances.
     order = jnp.argsort(~active, stable=True)
     played = jnp.sum(active)

@@ -16,6 +16,7 @@ shifted boards, which `vmap` over weights keeps fast on every device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,11 @@ class DQNState:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
+def q_values(env: Any, params: Any, obs: jax.Array) -> jax.Array:
+    """Q of every action at obs [B, H, W, C]: [B, A]."""
+    return QNetwork(env.num_actions).apply({"params": params}, obs)
+
+
 # Without its learning rate, which is a number of the state: a sweep stacks states of several rates.
 _adam = optax.scale_by_adam()
 
@@ -185,92 +191,92 @@ def init_state(env: Any, env_params: Any, config: DQNConfig, key: jax.Array) -> 
     )
 
 
+def play(
+    env: Any, env_params: Any, config: DQNConfig, state: DQNState, key: jax.Array
+) -> tuple[DQNState, dict[str, jax.Array]]:
+    """One epsilon-greedy move in each game, stored; an episode that is over is replaced by a new one."""
+    n = config.num_envs
+    key_explore, key_random, key_step, key_reset = jax.random.split(key, 4)
+    # 1. Epsilon falls linearly over environment steps, of which there are n a move.
+    span = config.epsilon_start - config.epsilon_end
+    epsilon = jnp.maximum(
+        config.epsilon_start - span * state.played * n / state.epsilon_decay_steps, config.epsilon_end
+    )
+    # 2. A move in each game.
+    greedy = jnp.argmax(q_values(env, state.params, state.obs), axis=-1).astype(jnp.int32)
+    random = jax.random.randint(key_random, (n,), 0, env.num_actions)
+    action = jnp.where(jax.random.uniform(key_explore, (n,)) < epsilon, random, greedy)
+    obs, env_state, reward, terminated, _ = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(
+        jax.random.split(key_step, n), state.env_state, action, env_params
+    )
+    obs = obs.astype(jnp.uint8)
+    # 3. The ring's size is a multiple of n, so that a write never runs over its end.
+    start = state.played * n % config.buffer_size
+
+    def store(ring, new):
+        return jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), start, axis=0)
+
+    buffer = jax.tree.map(store, state.buffer, ReplayBuffer(state.obs, action, reward, obs, terminated))
+    # 4. New episodes in place of those that are over.
+    steps = state.episode_steps + 1
+    done = terminated | _truncated(env, env_params, env_state) | (steps >= config.max_steps)
+    new_obs, new_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_reset, n), env_params)
+    state = state.replace(
+        buffer=buffer,
+        env_state=where(done, new_state, env_state),
+        obs=where(done, new_obs.astype(jnp.uint8), obs),
+        episode_steps=jnp.where(done, 0, steps),
+        played=state.played + 1,
+    )
+    return state, {"reward": jnp.sum(reward), "episodes": jnp.sum(done), "epsilon": epsilon}
+
+
+def td_loss(env: Any, params: Any, state: DQNState, batch: ReplayBuffer) -> tuple[jax.Array, jax.Array]:
+    """Huber loss of r + gamma max_a Q_target(s', a) - Q(s, a), nothing after a terminal state; and the mean of Q."""
+    # max_a' Q_target(s', a'); an episode that was only cut off still has a future.
+    following = jnp.max(q_values(env, state.target, batch.next_obs), axis=-1)
+    target = batch.reward + state.discount * jnp.where(batch.terminated, 0.0, following)
+    q = jnp.take_along_axis(q_values(env, params, batch.obs), batch.action[:, None], axis=-1)[:, 0]
+    return jnp.mean(optax.huber_loss(q, jax.lax.stop_gradient(target))), jnp.mean(q)
+
+
+def learn(env: Any, config: DQNConfig, state: DQNState, key: jax.Array) -> tuple[DQNState, dict[str, jax.Array]]:
+    """One gradient step on a uniform batch of the buffer, or nothing while it is too empty."""
+    filled = jnp.minimum(state.played * config.num_envs, config.buffer_size)
+    index = jax.random.randint(key, (config.batch_size,), 0, filled)
+    batch = jax.tree.map(lambda ring: ring[index], state.buffer)
+    grad_of = jax.value_and_grad(functools.partial(td_loss, env), has_aux=True)
+    (loss, q), grads = grad_of(state.params, state, batch)
+    updates, opt_state = _adam.update(grads, state.opt_state)
+    params = jax.tree.map(lambda p, u: p - state.learning_rate * u, state.params, updates)
+    # The step is computed in any case, and thrown away: under `vmap` a `cond` would compute both branches as well.
+    ready = filled >= config.learning_starts
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(ready, new, old), (params, opt_state), (state.params, state.opt_state)
+    )
+    done = state.updates + ready
+    copy = ready & (done % config.target_every == 0)
+    target = jax.tree.map(lambda new, old: jnp.where(copy, new, old), params, state.target)
+    state = state.replace(params=params, opt_state=opt_state, target=target, updates=done)
+    return state, {"loss": jnp.where(ready, loss, 0.0), "q": q}
+
+
 def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tuple[DQNState, dict[str, jax.Array]]]:
     """A pure `train(state, num_steps) -> (state, metrics)`; jit it with `num_steps` static.
 
     A step is one move in each game and, once the buffer holds `learning_starts` transitions, one gradient step.
 
-    Metrics are means over the chunk: loss, q (of the moves in the batches), epsilon, env_return and env_steps of the
-    episodes that ended in it, and env_steps_total. "finite" says whether the losses are; the state is new even where
-    they are not (see `updates.keep_finite`).
+    Metrics are means over the chunk: loss, q (of the moves in the batches), epsilon, env_return and episode_steps of
+    the episodes that ended in it; env_steps and updates count from the run's start. "finite" says whether the losses
+    are; the state is new even where they are not (see `updates.keep_finite`).
     """
-    network, n = QNetwork(env.num_actions), config.num_envs
-
-    def q_of(params, obs):
-        return network.apply({"params": params}, obs)
-
-    step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
-    reset_env = jax.vmap(env.reset_env, in_axes=(0, None))
-
-    def play(state, key):
-        """One epsilon-greedy move in each game, stored; an episode that is over is replaced by a new one."""
-        key_explore, key_random, key_step, key_reset = jax.random.split(key, 4)
-        # Epsilon falls linearly over environment steps, of which there are n a move.
-        span = config.epsilon_start - config.epsilon_end
-        epsilon = jnp.maximum(
-            config.epsilon_start - span * state.played * n / state.epsilon_decay_steps, config.epsilon_end
-        )
-        greedy = jnp.argmax(q_of(state.params, state.obs), axis=-1).astype(jnp.int32)
-        random = jax.random.randint(key_random, (n,), 0, env.num_actions)
-        action = jnp.where(jax.random.uniform(key_explore, (n,)) < epsilon, random, greedy)
-        obs, env_state, reward, terminated, _ = step_env(
-            jax.random.split(key_step, n), state.env_state, action, env_params
-        )
-        obs = obs.astype(jnp.uint8)
-        # The ring's size is a multiple of n, so that a write never runs over its end.
-        start = state.played * n % config.buffer_size
-
-        def store(ring, new):
-            return jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), start, axis=0)
-
-        buffer = jax.tree.map(store, state.buffer, ReplayBuffer(state.obs, action, reward, obs, terminated))
-        steps = state.episode_steps + 1
-        done = terminated | _truncated(env, env_params, env_state) | (steps >= config.max_steps)
-        new_obs, new_state = reset_env(jax.random.split(key_reset, n), env_params)
-        state = state.replace(
-            buffer=buffer,
-            env_state=where(done, new_state, env_state),
-            obs=where(done, new_obs.astype(jnp.uint8), obs),
-            episode_steps=jnp.where(done, 0, steps),
-            played=state.played + 1,
-        )
-        return state, {"reward": jnp.sum(reward), "episodes": jnp.sum(done), "epsilon": epsilon}
-
-    def loss_of(params, state, batch):
-        """Huber loss of r + gamma max_a Q_target(s', a) - Q(s, a); nothing follows a terminal state."""
-        # max_a' Q_target(s', a'); an episode that was only cut off still has a future.
-        following = jnp.max(q_of(state.target, batch.next_obs), axis=-1)
-        target = batch.reward + state.discount * jnp.where(batch.terminated, 0.0, following)
-        q = jnp.take_along_axis(q_of(params, batch.obs), batch.action[:, None], axis=-1)[:, 0]
-        return jnp.mean(optax.huber_loss(q, jax.lax.stop_gradient(target))), jnp.mean(q)
-
-    def learn(state, key):
-        """One gradient step on a uniform batch of the buffer, or nothing while it is too empty."""
-        filled = jnp.minimum(state.played * n, config.buffer_size)
-        index = jax.random.randint(key, (config.batch_size,), 0, filled)
-        batch = jax.tree.map(lambda ring: ring[index], state.buffer)
-        (loss, q), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params, state, batch)
-        updates, opt_state = _adam.update(grads, state.opt_state)
-        params = jax.tree.map(lambda p, u: p - state.learning_rate * u, state.params, updates)
-        # The step is computed in any case, and thrown away: under `vmap` a `cond` would compute both branches as well.
-        ready = filled >= config.learning_starts
-
-        def keep(new, old):
-            return jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, old)
-
-        params, opt_state = keep(params, state.params), keep(opt_state, state.opt_state)
-        done = state.updates + ready
-        copy = ready & (done % config.target_every == 0)
-        target = jax.tree.map(lambda a, b: jnp.where(copy, a, b), params, state.target)
-        state = state.replace(params=params, opt_state=opt_state, target=target, updates=done)
-        return state, {"loss": jnp.where(ready, loss, 0.0), "q": q}
 
     def step(state, _):
         # All randomness is of (seed, step), so that chunks of any length make the same run.
         key = jax.random.fold_in(jax.random.key(state.seed), state.played)
         key_play, key_learn = jax.random.split(key)
-        state, played = play(state, key_play)
-        state, learned = learn(state, key_learn)
+        state, played = play(env, env_params, config, state, key_play)
+        state, learned = learn(env, config, state, key_learn)
         return state, {**played, **learned}
 
     def train(state: DQNState, num_steps: int) -> tuple[DQNState, dict[str, jax.Array]]:
@@ -281,8 +287,8 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
             "q": jnp.mean(sums["q"]),
             "epsilon": jnp.mean(sums["epsilon"]),
             "env_return": jnp.sum(sums["reward"]) / episodes,
-            "episode_steps": num_steps * n / episodes,
-            "env_steps": state.played * n,
+            "episode_steps": num_steps * config.num_envs / episodes,
+            "env_steps": state.played * config.num_envs,
             "updates": state.updates,
             "finite": jnp.isfinite(jnp.mean(sums["loss"])),
         }
@@ -293,13 +299,12 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
 
 def evaluate(env: Any, env_params: Any, params: Any, key: jax.Array, states: Any, max_steps: int) -> jax.Array:
     """Greedy returns from given initial states (leading axis [B]), `max_steps` moves at most: float32 [B]."""
-    network = QNetwork(env.num_actions)
     B = jax.tree.leaves(states)[0].shape[0]
 
     def step(carry, key):
         states, done, total = carry
         obs = jax.vmap(lambda state: env.observe(key, state, None, env_params))(states)
-        action = jnp.argmax(network.apply({"params": params}, obs), axis=-1).astype(jnp.int32)
+        action = jnp.argmax(q_values(env, params, obs), axis=-1).astype(jnp.int32)
         _, states, reward, terminated, _ = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key, B), states, action, env_params
         )

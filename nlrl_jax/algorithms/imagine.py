@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,21 +68,18 @@ class PlanningConfig:
         return lines * self.line(room) if lines else rollout
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidates:
+class Candidates(NamedTuple):
     """Distinct actions of one game, the likeliest first. log_prior: log pi of each (`PlanningConfig.prior`)."""
 
     actions: tuple[str, ...]
     log_prior: tuple[float, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Future:
+class Future(NamedTuple):
     """An imagined rollout.
 
-    Attributes:
-      history: the real history, then the imagined steps; without its oldest steps where the context is full.
-      imagined: the imagined steps.
+    history: the real history, then the imagined steps; without its oldest steps where the context is full.
+    imagined: the imagined steps.
     """
 
     history: History
@@ -165,15 +162,11 @@ class Caller:
             self.problems[f"{role}/{problem}"] += n
 
     def decisions(
-        self,
-        actions: list[str],
-        histories: Sequence[History],
-        thinking: list[dict[str, Any]],
-        thoughts: list[list[str]] | None = None,
+        self, actions: list[str], histories: Sequence[History], thinking: list[dict], thoughts: Sequence = ()
     ) -> StepDecisions:
         """What was decided for each history, which ends with its new note, and what was counted meanwhile."""
         notes = [history.last_note for history in histories]
-        thoughts = thoughts or [[] for _ in actions]
+        thoughts = list(thoughts) or [[] for _ in actions]
         return StepDecisions(actions, notes, thoughts, thinking, self.problems, self.calls)
 
     def _fit(self, chat: Chat, new: int) -> Chat:
@@ -236,11 +229,8 @@ def propose(
     config, model = caller.config, caller.model
     listed = actions and config.origin != "sample" and model.can_score
     if config.origin == "list" and not listed:
-        raise ValueError(
-            "origin is 'list', but "
-            + ("the model cannot score" if actions else "the game has no list of actions")
-            + "; choose 'sample'"
-        )
+        lack = "the model cannot score" if actions else "the game has no list of actions"
+        raise ValueError(f"origin is 'list', but {lack}; choose 'sample'")
     chats = [caller.dialogue.chat(history, "Action:") for history in histories]
     without = without or [()] * len(chats)
     log_prior: list[list[float]] = []
@@ -259,13 +249,10 @@ def propose(
 
 
 def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], list[list[float]]]:
-    """Distinct sampled actions of each chat, the most frequent first, and their log-probabilities: where the replies
-    have those of their tokens, the sum over an action's spellings (of means over tokens, the greatest); else by how
-    often each was drawn."""
+    """Distinct sampled actions of each chat, the most frequent first, and their log-probabilities."""
     draws, rng = caller.config.draws, np.random.default_rng(caller.seed)
     sampling = Sampling(caller.config.line(caller.room), DRAW_TEMPERATURE)
     replies = caller.replies(POLICY, [chat for chat in chats for _ in range(draws)], sampling)
-    mean = caller.config.prior == "mean"
     options, log_priors = [], []
     for i, excluded in enumerate(without):
         drawn: dict[str, list[Reply]] = {}
@@ -274,31 +261,32 @@ def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], lis
             caller.count(POLICY, problem)
             if action and action not in excluded:
                 drawn.setdefault(action, []).append(reply)
-        # The most frequent first; `sorted` is stable, so equals stay in the order of their first draw.
-        rows = sorted(drawn.items(), key=lambda row: -len(row[1]))
-        if not rows:
+        if not drawn:
             rest = [action for action in actions if action not in excluded]
             caller.count(POLICY, "no candidate")
             options.append([any_action(rest, rng)])
             log_priors.append([0.0])
             continue
-        options.append([action for action, _ in rows])
-        if all(reply.log_probs for _, replies_of_game in rows for reply in replies_of_game):
-
-            def finite(reply):
-                return caller.finite(POLICY, reply.log_probs)
-
-            texts = [
-                {reply.text.strip(): finite(reply) for reply in replies_of_game}.values() for _, replies_of_game in rows
-            ]
-            # log of the sum over spellings (" Go left", "go left") of one action.
-            add = max if mean else np.logaddexp.reduce
-            log_priors.append([float(add([np.mean(t) if mean else np.sum(t) for t in row])) for row in texts])
-        else:
-            numbers = np.array([len(replies_of_game) for _, replies_of_game in rows])
-            # Without log-probabilities: the share of the draws.
-            log_priors.append(list(np.log(numbers) - np.log(numbers.sum())))
+        # Stable: equally frequent actions stay in the order of their first draw.
+        ranked = sorted(drawn, key=lambda action: -len(drawn[action]))
+        options.append(ranked)
+        log_priors.append(_log_prior(caller, [drawn[action] for action in ranked]))
     return options, log_priors
+
+
+def _log_prior(caller: Caller, replies: Sequence[Sequence[Reply]]) -> list[float]:
+    """log pi of actions from the replies that named each: where these have log-probabilities of their tokens, the sum
+    over an action's spellings (" Go left", "go left"; of means over tokens, the greatest), else the share of draws."""
+    if not all(reply.log_probs for of_action in replies for reply in of_action):
+        numbers = np.array([len(of_action) for of_action in replies])
+        return list(np.log(numbers) - np.log(numbers.sum()))
+    mean = caller.config.prior == "mean"
+    add, total = (max, np.mean) if mean else (np.logaddexp.reduce, np.sum)
+    result = []
+    for of_action in replies:
+        spellings = {reply.text.strip(): caller.finite(POLICY, reply.log_probs) for reply in of_action}
+        result.append(float(add([total(log_probs) for log_probs in spellings.values()])))
+    return result
 
 
 def imagine(
@@ -329,18 +317,14 @@ def imagine(
     for depth in range(config.depth):
         # 1. The world model writes what each action leads to.
         trimmed = [dialogue.trim(future.history, config.reserve(caller.room)).history for _, future, _ in open_]
-        chats = [
-            dialogue.chat(history, f"Action: {action}\nObservation:")
-            for history, (_, _, action) in zip(trimmed, open_, strict=True)
-        ]
+        pending = [action for _, _, action in open_]
+        chats = [dialogue.chat(history, f"Action: {action}\nObservation:") for history, action in zip(trimmed, pending)]
         last = depth + 1 == config.depth
         observed = outcome or not last
         observations = caller.lines(WORLD, chats) if observed else [""] * len(chats)
         caller.count(WORLD, "empty", observations.count("") if observed else 0)
-        grown = [
-            history.then(Step(action, text))
-            for history, (_, _, action), text in zip(trimmed, open_, observations, strict=True)
-        ]
+        steps = map(Step, pending, observations)
+        grown = [history.then(step) for history, step in zip(trimmed, steps, strict=True)]
         # 2. A note on it, such as a reflection.
         grown = write_notes(caller, grown, note) if observed else grown
         # 3. Futures that stop here become leaves.

@@ -24,6 +24,7 @@ Departures from the paper, and what it leaves open:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax import losses
+from nlrl_jax.arrays import flat_steps
 from nlrl_jax.config import check, option
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.transformer import Transformer
@@ -210,11 +212,90 @@ def shuffle(key: jax.Array, rows: MoveRows, config: LanguagePPOConfig) -> MoveRo
     steps = -(-active.size // size)
 
     def lay_out(x):
-        x = x.reshape(active.size, *x.shape[2:])[order]
+        x = flat_steps(x)[order]
         x = jnp.pad(x, ((0, steps * size - active.size),) + ((0, 0),) * (x.ndim - 1))
         return x.reshape(steps, config.accumulation, config.batch_size, *x.shape[1:])
 
     return jax.tree.map(lay_out, rows)
+
+
+def move_loss(
+    policy: MovePolicy, config: LanguagePPOConfig, learned: Any, frozen: Any, rows: MoveRows, weights: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The PPO loss of B moves, as a sum, and its metrics.
+
+    Args:
+      learned: {"actor", "critic"}. frozen: the model's other variables.
+      rows: leading axis [B]. weights: [B], 0 for padding.
+    """
+    variables, moves = {**frozen, config.train: learned["actor"]}, rows.moves
+    lengths = jnp.maximum(moves.lengths, 1)  # padding has no token to predict from, and weighs nothing
+    scores, hidden = policy.forward(variables, policy.prefix(variables), moves.prompts, lengths)
+    log_probs = move_log_probs(scores, moves.legal, config.temperature)
+    # 0 log 0 = 0 for moves that are not legal, whose log-probability is -inf.
+    entropy = -jnp.sum(jnp.where(moves.legal, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
+    # The critic's error stops at the hidden state: it does not reach the actor's weights.
+    value = value_head(policy.model).apply({"params": learned["critic"]}, jax.lax.stop_gradient(hidden))
+    log_prob = jnp.take_along_axis(log_probs, moves.action[:, None], axis=-1)[:, 0]
+    return losses.ppo(
+        log_prob, moves.log_prob, rows.advantage, value, rows.target, entropy, weights,
+        clip=config.clip, value_coef=config.value_coef, entropy_coef=config.entropy_coef,
+    )  # fmt: skip
+
+
+def gradient_step(
+    policy: MovePolicy, config: LanguagePPOConfig, carry: tuple[Any, Any], rows: MoveRows, frozen: Any
+) -> tuple[tuple[Any, Any], dict[str, jax.Array]]:
+    """One AdamW step on the rows [accumulation, batch_size, ...]. carry: (learned, optimizer's state)."""
+    learned, opt_state = carry
+    active = rows.moves.active
+    # A mean over all moves of the gradient step, though they are differentiated a batch at a time.
+    weights = active / jnp.maximum(jnp.sum(active), 1)
+    grad_of = jax.value_and_grad(functools.partial(move_loss, policy, config), has_aux=True)
+    shapes = jax.eval_shape(grad_of, learned, frozen, jax.tree.map(lambda x: x[0], rows), weights[0])
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def add(total, batch):
+        return jax.tree.map(jnp.add, total, grad_of(learned, frozen, *batch)), None
+
+    ((loss, metrics), grads), _ = jax.lax.scan(add, nothing, (rows, weights))
+    updates, opt_state = optimizer(config).update(grads, opt_state, learned)
+    metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
+    return (optax.apply_updates(learned, updates), opt_state), metrics
+
+
+def learn(
+    policy: MovePolicy, config: LanguagePPOConfig, state: LanguagePPOState, rows: MoveRows, key: jax.Array
+) -> tuple[LanguagePPOState, dict[str, jax.Array]]:
+    """`epochs` passes over the rows [T, B, ...] in random order; metrics are means over the steps that were taken."""
+    frozen = {name: value for name, value in state.variables.items() if name != config.train}
+    carry = {"actor": getattr(state, config.train), "critic": state.critic}, state.opt_state
+
+    def step(carry, rows):
+        return gradient_step(policy, config, carry, rows, frozen)
+
+    def step_or_nothing(carry, rows):
+        shapes = jax.eval_shape(step, carry, rows)[1]
+
+        def skip(carry, _):
+            return carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+        # A step without an active move changes nothing, not even the optimizer's state.
+        do = jnp.any(rows.moves.active)
+        carry, metrics = jax.lax.cond(do, step, skip, carry, rows)
+        return carry, {**metrics, "steps": do.astype(jnp.float32)}
+
+    by_epoch = []
+    for epoch in range(config.epochs):
+        batches = shuffle(jax.random.fold_in(key, epoch), rows, config)
+        carry, metrics = jax.lax.scan(step_or_nothing, carry, batches)
+        by_epoch.append(metrics)
+    metrics = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *by_epoch)
+    steps = metrics.pop("steps")
+    metrics = {name: value / steps for name, value in metrics.items()}
+    learned, opt_state = carry
+    state = state.replace(**{config.train: learned["actor"]}, critic=learned["critic"], opt_state=opt_state)
+    return state, {**metrics, "gradient_steps": steps}
 
 
 def make_update(
@@ -229,93 +310,24 @@ def make_update(
       ValueError: from the update, weights below float32 that learn (see `updates.masters`).
     """
     learner = dataclasses.replace(policy, model=policy.model.clone(remat=config.remat))
-    head, tx = value_head(policy.model), optimizer(config)
-
-    def loss_of(learned, frozen, rows, weights):
-        """The PPO loss of B moves; weights [B]."""
-        variables, moves = {**frozen, config.train: learned["actor"]}, rows.moves
-        lengths = jnp.maximum(moves.lengths, 1)  # padding has no token to predict from, and weighs nothing
-        scores, hidden = learner.forward(variables, learner.prefix(variables), moves.prompts, lengths)
-        log_probs = move_log_probs(scores, moves.legal, config.temperature)
-        # 0 log 0 = 0 for moves that are not legal, whose log-probability is -inf.
-        entropy = -jnp.sum(jnp.where(moves.legal, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
-        # The critic's error stops at the hidden state: it does not reach the actor's weights.
-        value = head.apply({"params": learned["critic"]}, jax.lax.stop_gradient(hidden))
-        log_prob = jnp.take_along_axis(log_probs, moves.action[:, None], axis=-1)[:, 0]
-        return losses.ppo(
-            log_prob, moves.log_prob, rows.advantage, value, rows.target, entropy, weights,
-            clip=config.clip, value_coef=config.value_coef, entropy_coef=config.entropy_coef,
-        )  # fmt: skip
-
-    grad_of = jax.value_and_grad(loss_of, has_aux=True)
-
-    def gradient_step(carry, rows, frozen):
-        """One AdamW step on the rows [accumulation, batch_size, ...]."""
-        learned, opt_state = carry
-        active = rows.moves.active
-        # A mean over all moves of the gradient step, though they are differentiated a batch at a time.
-        weights = active / jnp.maximum(jnp.sum(active), 1)
-        shapes = jax.eval_shape(grad_of, learned, frozen, jax.tree.map(lambda x: x[0], rows), weights[0])
-        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-        def add(total, batch):
-            return jax.tree.map(jnp.add, total, grad_of(learned, frozen, *batch)), None
-
-        ((loss, metrics), grads), _ = jax.lax.scan(add, nothing, (rows, weights))
-        updates, opt_state = tx.update(grads, opt_state, learned)
-        metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
-        return (optax.apply_updates(learned, updates), opt_state), metrics
 
     def update(state: LanguagePPOState, key: jax.Array) -> tuple[LanguagePPOState, dict[str, jax.Array]]:
         check_masters(getattr(state, config.train))
-        # 1. Play; all games in lockstep, all turns in one scan.
         key_play, key_order = jax.random.split(key)
 
         def value_of(hidden):
-            return head.apply({"params": state.critic}, hidden)
+            return value_head(policy.model).apply({"params": state.critic}, hidden)
 
+        # 1. Play; all games in lockstep, all turns in one scan.
         acting = placement.gathered(policy.model, state.variables)
         moves, cut_value = play_games(
             policy, game, acting, value_of, key_play, config.num_games, config.max_turns, config.temperature
         )
-        # 2. Advantages and value targets.
-        rows = make_rows(moves, cut_value, config)
-        frozen = {name: value for name, value in state.variables.items() if name != config.train}
-        carry = {"actor": getattr(state, config.train), "critic": state.critic}, state.opt_state
-
-        def step(carry, rows):
-            return gradient_step(carry, rows, frozen)
-
-        def step_or_nothing(carry, rows):
-            shapes = jax.eval_shape(step, carry, rows)[1]
-
-            def skip(carry, _):
-                return carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-            do = jnp.any(rows.moves.active)
-            carry, metrics = jax.lax.cond(do, step, skip, carry, rows)
-            return carry, {**metrics, "steps": do.astype(jnp.float32)}
-
-        # 3. Gradient steps; those that would have no active move change nothing, not even the optimizer's state.
-        by_epoch = []
-        for epoch in range(config.epochs):
-            batches = shuffle(jax.random.fold_in(key_order, epoch), rows, config)
-            carry, metrics = jax.lax.scan(step_or_nothing, carry, batches)
-            by_epoch.append(metrics)
-        # 4. Metrics: means over the steps that were taken.
-        metrics = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *by_epoch)
-        steps = metrics.pop("steps")
-        metrics = {name: value / steps for name, value in metrics.items()}
+        # 2. Advantages and value targets. 3. Gradient steps.
+        state, metrics = learn(learner, config, state, make_rows(moves, cut_value, config), key_order)
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
-        learned, opt_state = carry
-        state = state.replace(
-            **{config.train: learned["actor"]},
-            critic=learned["critic"],
-            opt_state=opt_state,
-            iteration=state.iteration + 1,
-        )
-        games = {**results(moves), "moves": jnp.sum(moves.active), "gradient_steps": steps}
-        return state, {**metrics, **games, "finite": finite}
+        state = state.replace(iteration=state.iteration + 1)
+        return state, {**metrics, **results(moves), "moves": jnp.sum(moves.active), "finite": finite}
 
     def in_place(state, key):
         """What an update leaves lies where `init_state` laid it, so that the next one is the same program."""

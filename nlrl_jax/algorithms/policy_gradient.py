@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from nlrl_jax.arrays import flat_steps
 from nlrl_jax.lm import packing
 from nlrl_jax.lm.acting import in_dtype
 from nlrl_jax.lm.sharding import whole_rows
@@ -112,15 +113,12 @@ def micro_batches(
     each = whole_rows(-(-size // fold), mesh)
     num = -(-T * J // (fold * each))
 
-    def flat(x):
-        return x.reshape(T * J, *x.shape[2:])
-
-    lengths = jnp.where(flat(counts), flat(turn.reply_lengths), 0)
-    place = packing.plan(flat(turn.prompt_lengths), lengths, turn.prompts.shape[-1], K, num * each, fold)
-    rows = packing.rows(place, flat(turn.prompts), flat(turn.replies))
+    lengths = jnp.where(flat_steps(counts), flat_steps(turn.reply_lengths), 0)
+    place = packing.plan(flat_steps(turn.prompt_lengths), lengths, turn.prompts.shape[-1], K, num * each, fold)
+    rows = packing.rows(place, flat_steps(turn.prompts), flat_steps(turn.replies))
 
     def of_tokens(x):
-        return place.of_replies(jnp.broadcast_to(flat(x), (T * J, K)))
+        return place.of_replies(jnp.broadcast_to(flat_steps(x), (T * J, K)))
 
     replies = Replies(rows, of_tokens(turn.replies), of_tokens(weights), of_tokens(advantages[..., None]))
     return jax.tree.map(lambda x: x.reshape(num, each, *x.shape[1:]), replies)

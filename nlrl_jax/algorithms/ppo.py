@@ -25,9 +25,12 @@ import jax.numpy as jnp
 import optax
 
 from nlrl_jax import losses, networks, returns
+from nlrl_jax.arrays import flat_steps
 from nlrl_jax.config import check, option
 from nlrl_jax.networks import Agent, RunningMoments
 from nlrl_jax.updates import where
+
+Minibatch = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Hooks:
 
     act: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] | None = None
     bonus: Callable[[Any, Transitions, RunningMoments], tuple[jax.Array, Any, dict[str, jax.Array]]] | None = None
-    advantage: Callable[[jax.Array, dict[str, jax.Array]], jax.Array] | None = None
+    advantage: Callable[[jax.Array, Minibatch], jax.Array] | None = None
     reset: Callable[[Any, jax.Array, jax.Array, Any], tuple[jax.Array, Any]] | None = None
 
 
@@ -226,25 +229,15 @@ def advantages_of(
     agent: Agent, config: PPOConfig, params: Any, moments: RunningMoments, steps: Transitions, rewards: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """GAE over steps [T, B]: (advantages, value targets). Truncated episodes bootstrap from their last state."""
-    T, B = rewards.shape
-
-    def flat(obs):
-        return obs.reshape(T * B, *obs.shape[2:])
-
-    values = agent.value(params, moments, flat(steps.obs)).reshape(T, B)
-    next_values = agent.value(params, moments, flat(steps.next_obs)).reshape(T, B)
+    values = agent.value(params, moments, flat_steps(steps.obs)).reshape(rewards.shape)
+    next_values = agent.value(params, moments, flat_steps(steps.next_obs)).reshape(rewards.shape)
     # Only a terminal state has no future: a truncated episode bootstraps from `next_obs`, its last state.
     discounts = jnp.where(steps.terminated, 0.0, config.discount)
     return returns.gae(rewards, discounts, values, next_values, config.trace_decay, steps.done)
 
 
 def surrogate(
-    agent: Agent,
-    config: PPOConfig,
-    params: Any,
-    moments: RunningMoments,
-    batch: dict[str, jax.Array],
-    hooks: Hooks = Hooks(),
+    agent: Agent, config: PPOConfig, params: Any, moments: RunningMoments, batch: Minibatch, hooks: Hooks = Hooks()
 ) -> tuple[jax.Array, Any]:
     """`losses.ppo` of a minibatch, with advantages normalised, then changed by `hooks.advantage`.
 
@@ -281,20 +274,15 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hook
         if config.normalize_reward:
             state, rewards = scale_rewards(state, rewards, steps.done, config.discount)
         advantages, targets = advantages_of(agent, config, state.params, moments, steps, rewards)
-        N = rewards.size
-
-        def flat(x):
-            return x.reshape(N, *x.shape[2:])
-
-        obs, action = flat(steps.obs), flat(steps.action)
+        obs, action = flat_steps(steps.obs), flat_steps(steps.action)
         data = {
             "obs": obs,
             "action": action,
             # Under the statistics and weights of the rollout: the first ratio is exactly 1.
             "old_log_probs": networks.log_prob(*agent.policy(state.params, moments, obs), action),
-            "advantages": flat(advantages),
-            "targets": flat(targets),
-            "replaced": flat(steps.replaced),
+            "advantages": flat_steps(advantages),
+            "targets": flat_steps(targets),
+            "replaced": flat_steps(steps.replaced),
         }
         if math.isfinite(config.value_clip):
             data["old_values"] = agent.value(state.params, moments, obs)
@@ -309,12 +297,9 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hook
 
         def epoch(carry, key):
             # One gather per epoch: on a CPU one per minibatch is slower, and so is one for all epochs.
-            order = jax.random.permutation(key, N)
-
-            def parts(x):
-                return x[order].reshape(config.num_minibatches, -1, *x.shape[1:])
-
-            return jax.lax.scan(minibatch, carry, jax.tree.map(parts, data))
+            order = jax.random.permutation(key, rewards.size)
+            parts = jax.tree.map(lambda x: x[order].reshape(config.num_minibatches, -1, *x.shape[1:]), data)
+            return jax.lax.scan(minibatch, carry, parts)
 
         keys = jax.random.split(key, config.epochs)
         (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)

@@ -29,14 +29,13 @@ import optax
 from jax.sharding import Mesh
 
 from nlrl_jax import losses
+from nlrl_jax.algorithms.sft_examples import Example, check_examples, tokenize
 from nlrl_jax.config import check, option, seed_option
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.sharding import whole_rows
-from nlrl_jax.lm.thoughts import closing
-from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.types import Learn, Pairs, Piece
+from nlrl_jax.types import Learn
 from nlrl_jax.updates import check_masters, masters
 
 SCHEDULES = ("constant", "cosine")
@@ -82,15 +81,6 @@ class SFTBatch(NamedTuple):
     positions: np.ndarray
     segments: np.ndarray
     weights: np.ndarray
-
-
-class Example(NamedTuple):
-    """tokens: prompt, reply and end token. start: index of the reply's first token, at least 1. weights: of the tokens
-    from there on, in the loss; empty: 1 each."""
-
-    tokens: list[int]
-    start: int
-    weights: Sequence[float] = ()
 
 
 def sft_loss(model: Transformer, variables: Any, batch: SFTBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -176,31 +166,6 @@ def _accumulate(grad_of, learned: Any, batch: Any, size: int) -> tuple[tuple[jax
     return (loss, {"perplexity": jnp.exp(log_loss), "tokens": tokens}), grads
 
 
-def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
-    """Chats with their target replies, as tokens."""
-    end = tokenizer.end_id
-    prompts: dict[str, list[int]] = {}
-    examples = []
-    for chat, reply in pairs:
-        text = tokenizer.render_chat(chat.messages)
-        # Many pairs share a prompt, which is tokenised once.
-        if text not in prompts:
-            prompts[text] = tokenizer.encode(text)
-        if isinstance(reply, str):
-            reply = [Piece(reply)] if chat.is_open else [Piece(reply), Piece(None)]
-        if not chat.is_open and (
-            end_of_thought := closing(text)
-        ):  # the template opens a thought: an empty one is learned
-            reply = [Piece(end_of_thought), *reply]
-        tokens, weights = list(prompts[text]), []
-        for piece in reply:
-            new = [end] if piece.text is None else tokenizer.encode(tokenizer.as_content(piece.text))
-            tokens += new
-            weights += [piece.learned] * len(new)
-        examples.append(Example(tokens, len(prompts[text]), weights))
-    return examples
-
-
 def make_batches(
     examples: Sequence[Example], config: SFTConfig, order: np.ndarray, multiple: int = 32
 ) -> list[SFTBatch]:
@@ -277,7 +242,7 @@ def fit(
     short = [n for n, example in enumerate(examples) if len(example.tokens) <= config.max_length]
     if not short:
         raise ValueError(f"all of {len(examples)} examples are longer than max_length = {config.max_length} tokens")
-    _check_examples(model.config.vocab_size, short, examples)
+    check_examples(model.config.vocab_size, short, examples)
     if config.train not in variables:
         raise ValueError(f"train is {config.train!r}, but the variables have only {', '.join(variables) or 'nothing'}")
     # All batches are planned ahead, since the schedule of the learning rate needs their number.
@@ -363,16 +328,3 @@ def rate_at(config: SFTConfig, step: int, steps: int) -> float:
         return config.learning_rate
     # Cosine from the full rate after the warm-up to 0.
     return config.learning_rate * 0.5 * (1 + np.cos(np.pi * (step - warm) / max(steps - warm, 1)))
-
-
-def _check_examples(vocab_size: int, indices: list[int], examples: Sequence[Example]) -> None:
-    for n in indices:
-        tokens, start, weights = examples[n].tokens, examples[n].start, examples[n].weights
-        if not 1 <= start < len(tokens):
-            raise ValueError(f"example {n} has {len(tokens)} tokens and start {start}; its reply begins at 1 or later")
-        if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            raise ValueError(f"example {n} has ids from {min(tokens)} to {max(tokens)}; the model has {vocab_size}")
-        if weights and len(weights) != len(tokens) - start:
-            raise ValueError(
-                f"example {n} has {len(weights)} weights for the {len(tokens) - start} tokens of its reply"
-            )

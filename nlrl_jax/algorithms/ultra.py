@@ -44,6 +44,7 @@ import numpy as np
 
 from nlrl_jax.algorithms.analyst import CriticalState
 from nlrl_jax.algorithms.ppo import Hooks
+from nlrl_jax.arrays import flat_steps
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.trajectories import Action
 from nlrl_jax.types import ControlGame
@@ -264,15 +265,11 @@ def guidance(game: ControlGame, config: GuidanceConfig, mean_action: MeanAction 
 
     def bonus(table, steps, obs_moments):
         del obs_moments
-        T, B = steps.reward.shape
-
-        def flat(x):
-            return x.reshape(T * B, *x.shape[2:])
-
-        hit, row = look_up(table, game, config.radius, flat(steps.obs))
-        executed = _executed(game, flat(steps.action))
-        executed = executed if mean_action is None else executed - mean_action(flat(steps.obs))
-        reward = language_reward(table, hit, row, executed).reshape(T, B)
+        obs = flat_steps(steps.obs)
+        hit, row = look_up(table, game, config.radius, obs)
+        executed = _executed(game, flat_steps(steps.action))
+        executed = executed if mean_action is None else executed - mean_action(obs)
+        reward = language_reward(table, hit, row, executed).reshape(steps.reward.shape)
         reward = reward if config.rewards else jnp.zeros_like(reward)
         return config.alpha * reward, table, {"critical": jnp.mean(hit), "language_reward": jnp.mean(reward)}
 

@@ -55,8 +55,6 @@ _REWARDS = [
 _JSON = re.compile(
     r"[{\[]\s*(?:[\[{\"'`]|timeslot\s*[:=]\s*[\"']?\d+[\"']?\s*,\s*[\"']?\w{1,40}[\"']?\s*[:=])", re.IGNORECASE
 )
-_DECODER = json.JSONDecoder(strict=False)
-_LONGEST_JSON = 50_000  # characters of what is nearly JSON that are looked at
 _FAILURES = 50  # brackets tried as the start of JSON that turn out not to be
 
 
@@ -134,15 +132,15 @@ def choice_reader(words: Mapping[str, int]) -> ReadAction:
     return read
 
 
-def vector_reader(size: int, low: float = -1.0, high: float = 1.0) -> ReadAction:
-    """Reads `size` numbers in [low, high]; anything else is not an action."""
+def vector_reader(size: int) -> ReadAction:
+    """Reads `size` numbers in [-1, 1]; anything else is not an action."""
     number = re.compile(rf"(?<![\w.]){_NUMBER}(?![\w.])")
 
     def read(text: str) -> tuple[float, ...] | None:
         if re.search(r"\b(?:nan|inf)", text, re.IGNORECASE):
             return None
         numbers = tuple(float(word) for word in number.findall(text))
-        return numbers if len(numbers) == size and all(low <= x <= high for x in numbers) else None
+        return numbers if len(numbers) == size and all(-1 <= x <= 1 for x in numbers) else None
 
     return read
 
@@ -209,14 +207,10 @@ def _json_entries(text: str) -> tuple[list[_Entry], bool]:
 def _decoded(text: str, start: int) -> tuple[Any, int]:
     """Decodes what begins at `start`: (value, its end); (None, the next place) where it cannot be read as JSON."""
     try:
-        return _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        value, end, whole = loose_json.decode(text[start : start + _LONGEST_JSON], 0)
+        value, end, whole, is_json = loose_json.decode(text, start)
     except ValueError:
         return None, start + 1
-    return (value, start + end) if whole and value else (None, start + 1)
+    return (value, end) if is_json or whole and value else (None, start + 1)
 
 
 def _json_walk(value: Any) -> Iterator[_Entry]:

@@ -15,7 +15,9 @@ from nlrl_jax.roles.thoughts import without_thoughts
 PROBLEMS = ("empty", "prose", "cut", "repaired", "nothing")
 _LONGEST, _TRIED = 50_000, 50  # characters, and brackets as the beginning of an object, that are looked at
 _FINAL = re.compile(r"\b(?:final|answer|correct(?:ed|ion)?|actually|instead|wait|rather|better|no)\b", re.IGNORECASE)
-_DECODER = json.JSONDecoder(strict=False)  # line breaks inside strings are legal: models write boards into them
+_TOKEN = re.compile(
+    r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?P<end>"?)|[{}\[\],]', re.DOTALL
+)  # a string, maybe cut; what structures
 
 
 class JsonReply(NamedTuple):
@@ -88,16 +90,12 @@ def _objects(text: str) -> JsonReply:
 def _object(text: str, start: int) -> tuple[dict[str, Any], int, str]:
     """Reads the object that begins at `start`: (its fields, where it ends, "" or its problem)."""
     try:
-        return *_decode(text, start), ""
-    except (ValueError, RecursionError):
-        pass
-    try:
-        fields, end, whole = loose_json.decode(text, start)
+        fields, end, whole, is_json = loose_json.decode(text, start)
     except ValueError:
         return {}, len(text), "nothing"
     if not whole and (fields_before := _complete(text[start:])):
         return fields_before, len(text), "cut"
-    return _clean(fields), end, "repaired" if whole else "cut"
+    return _clean(fields), end, "" if is_json else "repaired" if whole else "cut"
 
 
 def _clean(fields: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +131,7 @@ def _whole(text: str) -> str:
 
 def _decode(text: str, start: int = 0) -> tuple[dict[str, Any], int]:
     """(the object that begins at `start`, where it ends). JSON's escapes can make halves of surrogate pairs too."""
-    fields, end = _DECODER.raw_decode(text, start)
+    fields, end = loose_json.JSON.raw_decode(text, start)
     return _clean(fields), end
 
 
@@ -147,26 +145,22 @@ def _without_fence(text: str) -> str:
 
 def _complete(text: str) -> dict[str, Any]:
     """Returns the fields of an object that breaks off before its end; empty if it is broken in another way."""
-    inside, escaped, is_open = False, False, None  # the open bracket: (its closing one, the open bracket around it)
+    is_open, unfinished = None, False  # the open bracket: (its closing one, the open bracket around it)
     commas: collections.deque[tuple[int, Any]] = collections.deque(maxlen=50)
-    for i, character in enumerate(text):
-        if inside:
-            inside = escaped or character != '"'
-            escaped = character == "\\" and not escaped
-            continue
-        if character == '"':
-            inside = True
-        elif character in "{[":
-            is_open = ("}" if character == "{" else "]", is_open)
-        elif character in "}]":
-            if is_open is None or is_open[0] != character:
-                return {}
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token[0] == '"':
+            unfinished = not match["end"]
+        elif token in "{[":
+            is_open = ("}" if token == "{" else "]", is_open)
+        elif token == ",":
+            commas.append((match.start(), is_open))
+        elif is_open is None or is_open[0] != token or is_open[1] is None:
+            return {}  # the wrong bracket, or the object's own end: then something else is wrong
+        else:
             is_open = is_open[1]
-            if is_open is None:
-                return {}  # it has an end, so something else is wrong
-        elif character == ",":
-            commas.append((i, is_open))
-    closed = text + ('"' if inside else "") + _brackets(is_open)
+    closed = text + ('"' if unfinished else "") + _brackets(is_open)
+    # Without what follows the last comma, then the one before it: what breaks off there is not complete.
     for candidate in itertools.chain([closed], (text[:i] + _brackets(around) for i, around in reversed(commas))):
         try:
             return _decode(candidate)[0]

@@ -1,6 +1,6 @@
 """Objects as language models write them where they do not write JSON: Python's, JavaScript's, and cut or damaged ones.
 
-    decode("{'thought': 'O's turn', best_move: 7,}") == ({"thought": "O's turn", "best_move": 7}, 37, True)
+    decode("{'thought': 'O's turn', best_move: 7,}").value == {"thought": "O's turn", "best_move": 7}
 
 Strings in single, curly or triple quotes, with quotes inside them; names without quotes; True, None, NaN; comments;
 commas too many or too few. Where a string ends is decided by what follows it. A value that is none of these is left
@@ -10,11 +10,13 @@ out.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-_DEEPEST = 60
+JSON = json.JSONDecoder(strict=False)  # line breaks inside strings are legal: models write boards into them
+_DEEPEST, _LONGEST = 60, 50_000  # brackets in each other; characters of what is nearly JSON that are looked at
 _QUOTES_TRIED, _ALL_TRIED = 200, 5000  # quotes that may turn out to stand inside a string, and inside all strings
 _CLOSING = {'"': '"\u201d\u201c', "'": "'\u2019", "\u201c": '\u201d"', "\u2018": "\u2019'", "\u201e": '\u201c\u201d"'}
 _CLOSING |= {"`": "`", "\u00ab": "\u00bb"}
@@ -48,22 +50,28 @@ class Decoded(NamedTuple):
       value: what was read.
       end: where it ends.
       whole: False where the text breaks off inside it.
+      is_json: it is JSON as it is.
     """
 
     value: Any
     end: int
     whole: bool
+    is_json: bool = False
 
 
 def decode(text: str, start: int = 0) -> Decoded:
-    """Decodes the object or list that begins at `start`, "{" or "[".
+    """Decodes the object or list that begins at `start`, "{" or "[": as JSON, else as what is meant for it.
 
     Raises:
       ValueError: another character stands there, or it is nested too deeply.
     """
     if text[start : start + 1] not in ("{", "["):
         raise ValueError("neither an object nor a list begins here")
-    reader = _Reader(text, start)
+    try:
+        return Decoded(*JSON.raw_decode(text, start), whole=True, is_json=True)
+    except (ValueError, RecursionError):
+        pass
+    reader = _Reader(text[: start + _LONGEST], start)
     value = reader.value("}")
     return Decoded(value, reader.position, not reader.cut)
 

@@ -84,18 +84,7 @@ def play_games(
 
     none = jnp.zeros((num,), bool)
     start = text_games.reset(game, key_reset, num), none, none
-    shapes = jax.eval_shape(turn, start, key)[1]
-
-    def turn_or_nothing(carry, t):
-        def nothing(carry):
-            return (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
-
-        def step(carry):
-            return turn(carry, jax.random.fold_in(key_play, t))
-
-        return jax.lax.cond(jnp.all(carry[1]), nothing, step, carry)
-
-    (states, _, ended), moves = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
+    (states, _, ended), moves = text_games.scan_turns(turn, lambda carry: carry[1], start, key_play, max_turns)
 
     def cut_value(states):
         return jnp.where(ended, 0.0, look(states)[-1])

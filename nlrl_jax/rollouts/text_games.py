@@ -5,7 +5,8 @@ Letters: T turns, B episodes, A maximum number of actions per turn.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from nlrl_jax.text.policy import LanguageAgentPolicy, TokenTurn
 from nlrl_jax.types import TextGame
 from nlrl_jax.updates import where
 
+Carry = TypeVar("Carry")
 MOST = 1e18  # absolute value of a reward: float32 still holds the square of an episode's
 
 
@@ -55,6 +57,31 @@ def reset(game: TextGame, key: jax.Array, num: int) -> Any:
     """`num` initial states drawn from the game's initial distribution D_0, leading axis [num]."""
     _, states = jax.vmap(lambda k: game.env.reset_env(k, game.params))(jax.random.split(key, num))
     return states
+
+
+def scan_turns(
+    turn: Callable[[Carry, jax.Array], tuple[Carry, Any]],
+    is_over: Callable[[Carry], jax.Array],
+    start: Carry,
+    key: jax.Array,
+    number: int,
+) -> tuple[Carry, Any]:
+    """`turn(carry, key)` so often, under one `lax.scan`; what it returns is stacked along a leading axis [T].
+
+    Once all episodes are over (`is_over(carry)`, bool [B]) the language model is skipped and rows are zeros.
+    """
+    # What a turn returns, to have zeros of the same shapes where none is played.
+    shapes = jax.eval_shape(turn, start, key)[1]
+
+    def nothing(carry):
+        return carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def turn_or_nothing(carry, t):
+        return jax.lax.cond(
+            jnp.all(is_over(carry)), nothing, lambda carry: turn(carry, jax.random.fold_in(key, t)), carry
+        )
+
+    return jax.lax.scan(turn_or_nothing, start, jnp.arange(number))
 
 
 def play(
@@ -116,17 +143,6 @@ def play(
         return (states, terminated, steps), Turns(fields, decision, reward, slots, invalid, active)
 
     start = (states, jnp.zeros((B,), bool), jnp.zeros((B,), jnp.int32))
-    # What a turn returns, to have zeros of the same shapes where none is played.
-    shapes = jax.eval_shape(turn, start, key)[1]
-
-    def turn_or_nothing(carry, t):
-        """Skips the language model once every episode of the batch is over."""
-
-        def nothing(carry):
-            return (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
-
-        return jax.lax.cond(jnp.all(is_over(*carry)), nothing, lambda c: turn(c, jax.random.fold_in(key, t)), carry)
-
-    (states, terminated, _), turns = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
+    (states, terminated, _), turns = scan_turns(turn, lambda carry: is_over(*carry), start, key, max_turns)
     success = jnp.zeros((B,), bool) if game.success is None else jax.vmap(game.success)(states)
     return Episodes(turns, terminated, success, fields_of(states))

@@ -13,7 +13,7 @@ import optax
 
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.demonstrations import Demonstrate, demonstration_loss, demonstrations
-from nlrl_jax.algorithms.sft import Example
+from nlrl_jax.algorithms.sft_examples import Example
 from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.files import write_json
 from nlrl_jax.lm.config import LoraConfig

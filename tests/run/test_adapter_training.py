@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from nlrl_jax.algorithms.sft import Example
+from nlrl_jax.algorithms.sft_examples import Example
 from nlrl_jax.run import adapter_training
 
 

@@ -36,6 +36,7 @@ import optax
 from nlrl_jax import networks
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
+from nlrl_jax.arrays import flat_steps
 from nlrl_jax.config import check, option
 from nlrl_jax.networks import Agent
 
@@ -179,31 +180,26 @@ def make_update(
         moments, rewards, done = state.obs_moments, steps.reward, steps.done
         if config.normalize_reward:
             state, rewards = ppo.scale_rewards(state, rewards, done, config.discount)
-        N = rewards.size
-
-        def flat(x):
-            return x.reshape(N, *x.shape[2:])
-
         # With r_in = 0 the advantages of the mixed critic; r_in comes in where it can be differentiated.
         base, base_targets = ppo.advantages_of(agent, config, state.params, moments, steps, rewards)
         agent_params = {**state.params, "critic": state.aux.params["critic"]}
         extrinsic, extrinsic_targets = ppo.advantages_of(agent, config, agent_params, moments, steps, rewards)
-        obs, action = flat(steps.obs), flat(steps.action)
+        obs, action = flat_steps(steps.obs), flat_steps(steps.action)
         x = reward_input(agent, moments, obs, action)
         data = {
             "obs": obs,
             "action": action,
             "old_log_probs": networks.log_prob(*agent.policy(state.params, moments, obs), action),
-            "base": flat(base),
-            "base_targets": flat(base_targets),
-            "extrinsic": flat(extrinsic),
-            "extrinsic_targets": flat(extrinsic_targets),
+            "base": flat_steps(base),
+            "base_targets": flat_steps(base_targets),
+            "extrinsic": flat_steps(extrinsic),
+            "extrinsic_targets": flat_steps(extrinsic_targets),
         }
 
         def added(eta):
             """What r_in adds to each step's advantage and value target: [N]."""
             paid = intrinsic_reward(eta, x, lir_config).reshape(rewards.shape)
-            return lir_config.coefficient * flat(traced(paid, config.discount, config.trace_decay, done))
+            return lir_config.coefficient * flat_steps(traced(paid, config.discount, config.trace_decay, done))
 
         def minibatch(carry, index):
             params, opt_state, lir = carry
@@ -219,7 +215,7 @@ def make_update(
             return (params, opt_state, lir), metrics
 
         # [epochs * minibatches, size]: one scan over all gradient steps.
-        orders = jax.vmap(lambda k: jax.random.permutation(k, N))(jax.random.split(key_learn, config.epochs))
+        orders = jax.vmap(lambda k: jax.random.permutation(k, rewards.size))(jax.random.split(key_learn, config.epochs))
         index = orders.reshape(config.epochs * config.num_minibatches, -1)
         paid = intrinsic_reward(state.aux.params["reward"], x, lir_config)
         carry = (state.params, state.opt_state, state.aux)

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import optax
 
 from nlrl_jax.algorithms.ppo import Hooks, Transitions
+from nlrl_jax.arrays import flat_steps
 from nlrl_jax.config import check, option
 from nlrl_jax.networks import RunningMoments, tower
 
@@ -97,7 +98,7 @@ def reward(
     N, parts = T * B, config.num_minibatches
     if N % parts:
         raise ValueError(f"{T} steps x {B} environments do not divide into {parts} minibatches")
-    obs = steps.next_obs.reshape(N, *steps.next_obs.shape[2:])
+    obs = flat_steps(steps.next_obs)
     # 1. Statistics that include this batch; 2. its errors; 3. their running root mean square; 4. the predictor learns.
     rnd = rnd.replace(obs_moments=rnd.obs_moments.update(obs))
     x = _normalized(rnd, obs)
@@ -105,7 +106,7 @@ def reward(
     moments = rnd.error_moments.update(errors)
     # sqrt(E[e^2]), from variance and mean.
     bonus = config.coefficient * errors / (jnp.sqrt(moments.var + moments.mean**2) + 1e-8)
-    paid = jnp.ones(N, bool) if critical is None else critical(steps.obs.reshape(N, *steps.obs.shape[2:]))
+    paid = jnp.ones(N, bool) if critical is None else critical(flat_steps(steps.obs))
     bonus = jnp.where(paid, bonus, 0.0)
 
     def minibatch(carry, x):

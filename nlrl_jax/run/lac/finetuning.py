@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from nlrl_jax.algorithms import offline, sft
 from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
-from nlrl_jax.algorithms.sft import Example
+from nlrl_jax.algorithms.sft_examples import Example
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, verdict
 from nlrl_jax.roles.lines import TrainingLine
