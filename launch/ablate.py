@@ -149,17 +149,16 @@ class AblationConfig:
     def __post_init__(self):
         check(self)
         names = listed("study", self.study) if self.study else []  # `main` asks for it
-        unknown = [name for name in names if name not in STUDIES]
-        if unknown or len({STUDIES[name].script for name in names}) > 1:
+        scripts = {STUDIES[name].script if name in STUDIES else None for name in names}
+        if None in scripts or len(scripts) > 1:
             raise ValueError(f"--study is {self.study!r}; choose one or more of one script: {by_script()}")
 
 
 def by_script() -> str:
     """The studies of each script."""
-    scripts: dict[str, list[str]] = {}
-    for name, study in STUDIES.items():
-        scripts.setdefault(study.script, []).append(name)
-    return "; ".join(f"{script}: {', '.join(names)}" for script, names in scripts.items())
+    scripts = dict.fromkeys(study.script for study in STUDIES.values())
+    lists = {script: [name for name, study in STUDIES.items() if study.script == script] for script in scripts}
+    return "; ".join(f"{script}: {', '.join(names)}" for script, names in lists.items())
 
 
 class Planned(NamedTuple):
@@ -207,19 +206,15 @@ def planned(config: AblationConfig, run_dir: pathlib.Path) -> Iterator[Planned]:
         for label, setting in study.settings.items():
             differing = [key for key, value in setting.items() if str(value) != str(shared.get(key))]
             place = run_dir / study.script / ("-".join(f"{key}_{setting[key]}" for key in differing) or "base")
-            options = shared | setting
+            runs = {place / f"seed_{seed}": {"seed": seed} for seed in range(config.seed, config.seed + seeds)}
             if study.script == "reproduce_ultra":  # its seeds, and base agents that the first setting trains
-                options |= {"seed": config.seed, "seeds": seeds}
-                if trained and trained != place and "base" not in extra:
-                    options["base"] = trained
                 trained = trained or place
-                yield Planned(name, label, place, command_line(study.script, options), seeds)
-                continue
-            for seed in range(config.seed, config.seed + seeds):
-                options["seed"] = seed
+                base = {"base": trained} if trained != place and "base" not in extra else {}
+                runs = {place: {"seed": config.seed, "seeds": seeds} | base}
+            for folder, options in runs.items():
                 if study.script == "train_language_td":
-                    options["positions_dir"] = run_dir / "positions" / f"seed_{seed}"  # settings share them
-                yield Planned(name, label, place / f"seed_{seed}", command_line(study.script, options), seeds)
+                    options["positions_dir"] = run_dir / "positions" / folder.name  # settings share them
+                yield Planned(name, label, folder, command_line(study.script, shared | setting | options), seeds)
 
 
 def command_line(script: str, options: Options) -> list[str]:
@@ -273,26 +268,24 @@ def main(argv: list[str]) -> None:
     del argv
     jax.config.update("jax_platforms", "cpu")  # this process trains nothing: an accelerator's memory is for the runs
     config = COMMAND.parse()
-    if not config.study:
+    names = listed("study", config.study) if config.study else []
+    if not names:
         raise ValueError(f"say what is varied: --study, one or more of one script: {by_script()}")
-    script = STUDIES[listed("study", config.study)[0]].script
+    script = STUDIES[names[0]].script
     if flags.FLAGS.dry_run:
         if script not in COUNTED:
             raise ValueError(f"--dry_run counts what other models are asked; {config.study} prompts none")
-        firsts: dict[tuple[str, str], Planned] = {}  # of each setting
-        for run in planned(config, pathlib.Path("runs")):
-            firsts.setdefault((run.study, run.label), run)
-        for run in {run.folder: run for run in firsts.values()}.values():
+        firsts = {(run.study, run.label): run for run in reversed([*planned(config, pathlib.Path("runs"))])}
+        for run in {run.folder: run for run in reversed(firsts.values())}.values():
             print(f"\n{run.study}, {run.label}, {run.seeds} times:", flush=True)
             call(run.command, "--dry_run")
         return
     run_dir, _ = COMMAND.open(config)
     runs = [*planned(config, run_dir)]
     train(runs, run_dir)
-    text = ""
-    for name in listed("study", config.study):
+    text, in_seconds = "", script == "train_ms_grpo"  # as in its paper
+    for name in names:
         groups, out = groups_of(run for run in runs if run.study == name), run_dir / f"{name}.html"
-        in_seconds = script == "train_ms_grpo"  # as in its paper
         tables, files = comparison.write(groups, out, True, in_seconds, f"{name}: what each choice changes")
         for table in reversed([table for table in tables if table.rows]):  # results first
             text += f"{name}: {table.title}. {table.note}\n\n{markdown(table.rows)}\n"

@@ -52,7 +52,7 @@ from nlrl_jax.run.host_games.threads import jobs_for, rows_at_once
 from nlrl_jax.run.lac.dials import Dials, lac_of, settled
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
 from nlrl_jax.run.metrics import MetricsWriter
-from nlrl_jax.run.reports import lac_iteration as report
+from nlrl_jax.run.reports import lac_rounds as report
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame
 from nlrl_jax.weights import huggingface, peft
 from nlrl_jax.weights.load import load_tokenizer
@@ -277,7 +277,7 @@ class Loop:
 
 def iterate(loop: Loop) -> list[dict[str, float]]:
     """All rounds in the loop's folder, what is finished from disk. Returns a row of numbers for each; see
-    `reports.lac_iteration.row_of`."""
+    `reports.lac_rounds.row_of`."""
     config, run_dir, rows, plays, spent = loop.config, loop.run_dir, [], [], 0.0
     for k in range(config.rounds + 1):
         played = loop.round(k)

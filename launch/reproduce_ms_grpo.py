@@ -38,10 +38,10 @@ from nlrl_jax.run.dqn import PAPER as DQN_PAPER
 from nlrl_jax.run.dqn import DQNTrainer, DQNTrainingConfig
 from nlrl_jax.run.dqn import train as train_dqn
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.metrics import evaluations
+from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.ms_grpo.agents import Agents, finished, load_policy, train_agents
 from nlrl_jax.run.ms_grpo.config import DEMO, AgentConfig
-from nlrl_jax.run.plots import Bar, Series, bars, compare
+from nlrl_jax.run.plots import Bar, bars, compare, metric_line
 from nlrl_jax.run.report import EpisodePairs, Picture, Table, markdown, model_name, write_report
 from nlrl_jax.run.sizing import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.statistics import deviation, estimate, header
@@ -153,11 +153,10 @@ def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:
     """Evaluation on every variant while the agents learn: mean and deviation over seeds, the best run dashed."""
     panels = {title: [] for title in VARIANTS.values()}
     for game in results:
-        folders = loop.seed_dirs(run_dir / game, range(seeds))
+        metrics = [read_metrics(folder) for folder in loop.seed_dirs(run_dir / game, range(seeds))]
         for name, title in VARIANTS.items():
-            curves = [evaluations(folder, f"eval/{name}", results[game]["before"][name]) for folder in folders]
-            ys = np.array([values for _, values in curves])
-            panels[title].append(Series(f"trained on {VARIANTS[game]}", curves[0][0], ys))
+            start = results[game]["before"][name]
+            panels[title].append(metric_line(metrics, f"eval/{name}", f"trained on {VARIANTS[game]}", start))
     return compare(panels, run_dir / "figure_1.png", "iteration", "environment reward")
 
 

@@ -42,7 +42,7 @@ from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import ultra as report
-from nlrl_jax.run.reports import ultra_tables
+from nlrl_jax.run.reports.tidy import rounded
 from nlrl_jax.run.ultra.base_agents import base_of
 from nlrl_jax.run.ultra.config import RefinementConfig
 from nlrl_jax.run.ultra.dry_run import plan
@@ -134,27 +134,25 @@ def reproduce(runs: Sequence[Run]) -> str:
         refine(next_run, analyst)
     scores, continuous = stored_scores(runs), run.agent.continuous
     bases = [report.Base(each.folder, each.seeds, *each.before_learning()) for each in runs]
-    everything = report.Refined(scores, bases, run.steps_per_update, continuous)
-    tables = everything.tables()
-    parts = [ultra_tables.trials_header(config.bases, config.seeds) + "\n", *map(markdown, filter(None, tables))]
-    text = "\n".join(parts)
+    everything = report.Refined(scores, bases, run.steps_per_update, continuous, run.game.roles is not None)
+    text = "\n".join([f"{everything.header}\n", *map(markdown, everything.tables())])
     write_atomically(run_dir / "tables.md", text)
-    main = ultra_tables.main_score(continuous)
+    main = report.main_score(continuous)
     best = max(refined, key=lambda name: scores[name][main][0].mean())
     after = jax.tree.map(lambda leaf: leaf[scores[best][main][0].argmax()], refined[best])
     agents = (("before", base), (f"after {best}", after))
     films = {label: run.record(agent, run.key(5), 1, continuous) for label, agent in agents}
     evidence = report.Evidence(trajectories, findings, films)
     page = report.write(run_dir, run.game, flat(config), everything, evidence)
-    return f"\n{text}\nreport: {page}\n{ultra_tables.last_line(scores, continuous)}"
+    return f"\n{text}\nreport: {page}\n{everything.last_line()}"
 
 
 def refine(run: Run, analyst: LanguageModel | None) -> tuple[PPOState, Trajectories, Findings, dict[str, PPOState]]:
     """All stages with one base agent: (the agent, its episodes, the findings in them, {method: its seeds' agents})."""
-    names = ultra_tables.headings(run.agent.continuous)
 
     def text(scores: dict[str, Any]) -> str:
-        return ", ".join(f"{names[kind]} {ultra_tables.rounded(scores[kind].mean())}" for kind in names)
+        names = report.headings(run.agent.continuous)
+        return ", ".join(f"{name} {rounded(scores[kind].mean())}" for kind, name in names.items())
 
     base = run.base()
     start = run.start(base)

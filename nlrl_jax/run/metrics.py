@@ -11,7 +11,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -107,22 +107,6 @@ def read_metrics(run_dir: str | os.PathLike, name: str = METRICS) -> dict[str, n
     names = dict.fromkeys(key for row in rows for key in row)
     columns = {key: np.array([row.get(key, math.nan) for row in rows], np.float64) for key in names}
     return columns | {"iteration": np.array([row["iteration"] for row in rows], np.int64)}
-
-
-def evaluations(run_dir: str | os.PathLike, name: str, before: float) -> tuple[np.ndarray, np.ndarray]:
-    """A metric that some iterations write, from its value before training on: (iterations done [N], values [N])."""
-    run = read_metrics(run_dir)
-    values = run.get(name, np.full(len(run["iteration"]), math.nan))
-    finite = np.isfinite(values)
-    return np.array([0, *(run["iteration"][finite] + 1)]), np.array([before, *values[finite]])
-
-
-def evaluations_of_seeds(
-    run_dirs: Sequence[pathlib.Path], name: str, before: Sequence[float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """`evaluations` of n runs that are evaluated alike: (iterations done [N], values [n, N])."""
-    curves = [evaluations(run_dir, name, start) for run_dir, start in zip(run_dirs, before, strict=True)]
-    return curves[0][0], np.array([values for _, values in curves])
 
 
 def _append(file, row: dict[str, Any]) -> None:

@@ -58,34 +58,41 @@ def learning_curve(
       ValueError: no run wrote any of the metrics.
     """
     runs = [read_metrics(run_dir) for run_dir in run_dirs]
-    for run in runs:
-        run["iteration"] = run["iteration"] + 1
-        if before and len(run["iteration"]):
-            for name in run:
-                run[name] = np.concatenate([[0 if name == "iteration" else before.get(name, np.nan)], run[name]])
     available = [name for name in dict.fromkeys(metrics) if any(name in run for run in runs)]
     if not available:
         names = sorted({name for run in runs for name in run if name != "iteration"})
         raise ValueError(f"none of {', '.join(metrics)} is in {', '.join(map(str, run_dirs))}; there are {names}")
-    panels = {words(name): [_smoothed([run for run in runs if name in run], name, smoothing)] for name in available}
+    panels = {}
+    for name in available:
+        start = (before or {}).get(name)
+        panels[words(name)] = [metric_line([run for run in runs if name in run], name, words(name), start, smoothing)]
     return compare(panels, path, "iteration", "", errors=True, heading=title)
 
 
-def _smoothed(runs: Sequence[Mapping[str, np.ndarray]], name: str, smoothing: float) -> Series:
-    """A metric's running mean in each run, at the iterations where any run has it."""
+def metric_line(
+    runs: Sequence[Mapping[str, np.ndarray]], name: str, label: str, before: Any = None, smoothing: float = 0.0
+) -> Series:
+    """A metric over the iterations done, with a row for each run.
+
+    Args:
+      runs: as `read_metrics` reads them.
+      before: its value before training, drawn at 0: of all runs, or one for each. None: it has none.
+      smoothing: width of the running mean as a share of the run; a metric that few iterations write has none.
+    """
     curves = []
-    for run in runs:
-        finite = np.isfinite(run[name])
-        curves.append((run["iteration"][finite], run[name][finite]))
+    starts = np.full(len(runs), np.nan) if before is None else np.broadcast_to(before, len(runs))
+    for run, start in zip(runs, starts, strict=True):
+        values = np.append(start, run.get(name, np.full(len(run["iteration"]), np.nan)))
+        finite = np.isfinite(values)
+        curves.append((np.append(0, run["iteration"] + 1)[finite], values[finite]))
     is_sparse = any(len(x) < _SPARSE * len(run["iteration"]) for run, (x, _) in zip(runs, curves, strict=True))
-    longest = max(len(x) for x, _ in curves)
-    width = 1 if is_sparse else max(1, round(smoothing * longest))
+    width = 1 if is_sparse else max(1, round(smoothing * max(len(x) for x, _ in curves)))
     x = np.unique(np.concatenate([x for x, _ in curves]))
     ys = np.full((len(curves), len(x)), np.nan)
     for row, (at, y) in zip(ys, curves, strict=True):
         row[np.searchsorted(x, at)] = running_mean(y, width)
     raw = curves[0][1] if len(curves) == 1 and width > 1 else None
-    return Series(words(name), x, ys, raw, is_sparse or len(x) == 1)
+    return Series(label, x, ys, raw, is_sparse or len(x) == 1)
 
 
 def _limit(axes, name: str, values: np.ndarray) -> None:

@@ -19,9 +19,7 @@ from nlrl_jax.envs.pong import rule_based as scripted
 from nlrl_jax.run import local_models, results
 from nlrl_jax.run.compared_runs import parts_of, read_run
 from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.ultra.stages import SCORES
-from nlrl_jax.statistics import estimate
 from tests.backends.server import Server, says
 from tests.launch import scripts
 
@@ -105,9 +103,7 @@ def test_it_leaves_tables_curves_and_pictures(done):
     assert page.count("data:image/gif") == 2  # before and after
     assert "guided" in page and "trategies of refinement" in page
     for text in (page, (done / "tables.md").read_text()):
-        assert (
-            "most likely action" in text and "sampled action" in text and ("within noise" in text or "2 trials" in text)
-        )
+        assert "most likely action" in text and "sampled action" in text and "over PPO" in text
 
 
 def test_every_seed_leaves_its_curve(done):
@@ -304,7 +300,7 @@ def test_several_base_agents_are_refined_and_compared(tmp_path, done):
     ours, ppo = (np.array([one[name]["after"]["sampled"] for one in found]) for name in ("ULTRA-RA", "PPO"))
     each = (ours - ppo).mean(axis=1)
     tables = (tmp_path / "run" / "tables.md").read_text()
-    assert ultra_tables.gain_text(estimate(each)) in tables and "over 2 base agents, each the mean" in tables
+    assert f"{each.mean():+.3f}" in tables and "over 2 base agents, each the mean" in tables
     assert sorted(path.name for path in (tmp_path / "run/base_1/PPO").glob("seed_*")) == ["seed_2", "seed_3"]
     run(tmp_path / "copied", *args, f"--base={tmp_path / 'run'}")
     assert [outcomes(tmp_path / "copied" / f"base_{n}") for n in range(2)] == found

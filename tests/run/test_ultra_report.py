@@ -1,28 +1,36 @@
 """ULTRA's tables by hand, the page's texts, and findings as they are kept."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
 from nlrl_jax.algorithms.analyst import CriticalState, Findings, load, save
 from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.run.reports import ultra as report
-from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.ultra.stages import SCORES
+
+
+def refined(scores, continuous=True):
+    """Methods with these scores: {method: [bases, seeds]}, the same by both measures."""
+    scores = {name: dict.fromkeys(SCORES, np.array(values)) for name, values in scores.items()}
+    num, seeds = next(iter(scores.values()))["greedy"].shape
+    base = report.Base(pathlib.Path("none"), range(seeds), dict.fromkeys(SCORES, 0.0), {})
+    return report.Refined(scores, [base] * num, 1, continuous, has_analyst=False)
 
 
 def test_the_improvement_is_over_the_mean_of_the_baselines_that_ran():
     hopper = {"PPO": 3572, "RICE": 3756, "LIR": 3779, "ULTRA-A": 3842, "ULTRA-R": 3891, "ULTRA-RA": 3987}  # the paper's
-    scores = {n: dict.fromkeys(SCORES, np.array([[score - 1.0, score + 1.0]])) for n, score in hopper.items()}
-    start = dict.fromkeys(SCORES, np.zeros(1))
-    tables = lambda *names: ultra_tables.tables({name: scores[name] for name in names}, start, True)[0]
-    last = tables(*hopper)[-1]
+    scores = {name: [[score - 1.0, score + 1.0]] for name, score in hopper.items()}
+    rows = lambda *names: refined({name: scores[name] for name in names}).tables()[0]
+    last = rows(*hopper)[-1]
     assert last["method"] == "ULTRA-RA over the mean of PPO, RICE, LIR"
     assert last["mean action"] == last["sampled action"] == "+7.7 %"
-    last = tables("RICE", "ULTRA-RA")[-1]
+    last = rows("RICE", "ULTRA-RA")[-1]
     assert last["method"] == "ULTRA-RA over the mean of RICE" and last["mean action"] == "+6.2 %"
-    assert tables("ULTRA-RA")[-1]["method"] == tables("PPO", "ULTRA-RA", "RICE")[-2]["method"] == "ULTRA-RA"
-    scores["PPO"] = dict.fromkeys(SCORES, np.array([[-1.0, 1.0]]))  # a share of 0, or of less, says nothing
-    assert tables(*hopper)[-1]["method"] == "ULTRA-RA"
+    assert rows("ULTRA-RA")[-1]["method"] == rows("PPO", "ULTRA-RA", "RICE")[-2]["method"] == "ULTRA-RA"
+    scores["PPO"] = [[-1.0, 1.0]]  # a share of 0, or of less, says nothing
+    assert rows(*hopper)[-1]["method"] == "ULTRA-RA"
 
 
 def test_a_giant_reply_is_shortened_on_the_page():
@@ -34,21 +42,22 @@ def test_a_giant_reply_is_shortened_on_the_page():
     assert report.shortened("x" * report.LONGEST) == "x" * report.LONGEST
 
 
-def test_a_gain_is_of_the_base_agents_means_and_paired():
-    ppo = np.array([[100.0, 110.0], [200.0, 190.0], [300.0, 330.0]])
-    found = ultra_tables.gain(ppo + [[1.0, 3.0], [4.0, 4.0], [5.0, 7.0]], ppo)
-    assert (found.mean, found.units) == (4.0, 3)
-    assert np.isclose(found.error, np.sqrt((2**2 + 0 + 2**2) / 2 / 3))  # of 2, 4 and 6
-    text = ultra_tables.gain_text
-    assert text(found) == "+4.000 ± 4.968 (within noise)"  # 3.5 standard errors, where t is 4.3
-    assert text(ultra_tables.gain(ppo + [[1.0, 3.0], [3.0, 3.0], [4.0, 4.0]], ppo)) == "+3.000 ± 2.484 (3 trials)"
-    assert text(ultra_tables.gain(ppo + [[90.0, 90.0], [110.0, 110.0], [100.0, 100.0]], ppo)) == "+100 ± 25 (3 trials)"
-    alone = ultra_tables.gain(ppo[:1] + [[1.0, 3.0]], ppo[:1])  # the seeds of one agent
-    assert (alone.mean, alone.units) == (2.0, 2) and np.isclose(alone.error, 1.0)
-    assert text(alone) == "+2 ± 13 (within noise)"
-    assert text(ultra_tables.gain(ppo[:1, :1] + 5, ppo[:1, :1])) == "+5.000 (single trial)"
-    assert ultra_tables.level(ppo[:1]) == "105 ± 64" and ultra_tables.level(ppo[:, :1]) == "200 ± 248"
-    assert ultra_tables.level(ppo[:1, :1]) == "100"
+@pytest.mark.parametrize(
+    "num, gains, text",
+    [
+        (3, [[1.0, 3.0], [4.0, 4.0], [5.0, 7.0]], "+4.000 ± 4.968 (within noise)"),  # 3.5 errors, where t is 4.3
+        (3, [[1.0, 3.0], [3.0, 3.0], [4.0, 4.0]], "+3.000 ± 2.484 (above)"),
+        (3, [[90.0, 90.0], [110.0, 110.0], [100.0, 100.0]], "+100 ± 25 (above)"),
+        (1, [[1.0, 3.0]], "+2 ± 13 (within noise)"),  # the seeds of one agent
+        (1, [[5.0]], "+5.000 (not known)"),
+    ],
+)
+def test_a_gain_is_of_the_base_agents_means_and_paired(num, gains, text):
+    ppo = np.array([[100.0, 110.0], [200.0, 190.0], [300.0, 330.0]])[:num, : len(gains[0])]
+    found = refined({"PPO": ppo, "ULTRA-RA": ppo + gains})
+    assert found.tables()[0][2]["over PPO"] == text and found.tables()[0][1]["over PPO"] == ""
+    assert found.last_line().endswith(text) and refined({"PPO": ppo}).last_line() == ""
+    assert found.tables()[0][1]["mean action"] == {(1, 2): "105 ± 64", (1, 1): "100", (3, 2): "205 ± 262"}[ppo.shape]
 
 
 @pytest.mark.parametrize("verdict", [Verdict(7, True, (0.5, -1.0), "why"), Verdict(7, True, None, "", judged=False)])

@@ -12,7 +12,7 @@ from nlrl_jax.algorithms.language_actor_critic import IterationLog
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.exchanges import Exchange, exchange
 from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.run.plots import Series, compare
+from nlrl_jax.run.plots import Series, compare, metric_line
 from nlrl_jax.run.report import Exchanges, Picture, Table, model_name, tokens, write_report
 from nlrl_jax.run.reports.tidy import Column, Measurement, Measurements
 
@@ -44,39 +44,29 @@ def exchanges(log: IterationLog, stage: str, draw: Callable[[str], str]) -> list
     return records
 
 
-def curves(folder: pathlib.Path, before: Mapping[str, float], games: int) -> tuple[list[float], dict[str, np.ndarray]]:
-    """(games played so far, {"win": ..., "tie": ..., "loss": ...}) from before the first iteration on.
-
-    Args:
-      games: per iteration, where the run did not count them.
-    """
-    run = read_metrics(folder)
-    evaluated = np.isfinite(run["eval/win"])
-    played = np.cumsum(run.get("games", np.full(len(evaluated), games)))
-    shares = {name: np.array([before[name], *run[f"eval/{name}"][evaluated]]) for name in OUTCOMES}
-    return [0, *played[evaluated]], shares
-
-
 def draw(run_dir: pathlib.Path, results: Results, games: int) -> pathlib.Path:
     """Win rates of all methods, and win, tie and loss of the actor-critic, a panel per opponent: curves.png.
 
     A method that was not trained ("before" is {}) is a level line.
+
+    Args:
+      games: per iteration, where a run did not count them.
     """
     panels: dict[str, list[Series]] = {}
+    for (opponent, method), result in results.items():
+        wins, shares = (panels.setdefault(f"{opponent}: {title}", []) for title in ("win rate", "actor-critic"))
+        if result["before"]:
+            run = read_metrics(run_dir / opponent / method)
+            played = np.append(0, np.cumsum(run.get("games", np.full(len(run["iteration"]), games))))
+            lines = [metric_line([run], f"eval/{name}", name, result["before"][name]) for name in OUTCOMES]
+            lines = [line._replace(x=played[line.x], points=False) for line in lines]
+            wins.append(lines[0]._replace(label=method))
+            shares += lines if method == "actor-critic" else []
     for opponent in dict.fromkeys(opponent for opponent, _ in results):
-        wins, shares, levels = [], [], {}
-        for method, result in ((method, result) for (name, method), result in results.items() if name == opponent):
-            if not result["before"]:
-                levels[method] = result["after"]["win"]
-                continue
-            x, share = curves(run_dir / opponent / method, result["before"], games)
-            wins.append(Series(method, x, share["win"][None]))
-            if method == "actor-critic":
-                shares = [Series(name, x, share[name][None]) for name in OUTCOMES]
-        levels = {"the model as prompted": float(wins[0].ys[0, 0])} | levels
+        wins = panels[f"{opponent}: win rate"]
+        levels = {"the model as prompted": float(wins[0].ys[0, 0])}
+        levels |= {m: r["after"]["win"] for (name, m), r in results.items() if name == opponent and not r["before"]}
         wins += [Series(name, wins[0].x, np.full((1, len(wins[0].x)), rate)) for name, rate in levels.items()]
-        panels[f"{opponent}: win rate"] = wins
-        panels[f"{opponent}: actor-critic"] = shares
     return compare(panels, run_dir / "curves.png", "games played", "share of greedy games")
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from nlrl_jax.run import plots
 from nlrl_jax.run.compared_runs import EVALUATED, ComparedRun, read_group
 from nlrl_jax.run.metrics import words
-from nlrl_jax.run.plots import SMOOTHING, Series, running_mean
+from nlrl_jax.run.plots import SMOOTHING, Series, metric_line
 from nlrl_jax.run.report import EpisodePairs, Picture, Table, distinct, number, write_report
-from nlrl_jax.run.reports import lac_seeds
+from nlrl_jax.run.reports import lac_rounds
 from nlrl_jax.statistics import estimate, header
 
 Folders = Mapping[str, Sequence[pathlib.Path]]  # title of a group -> a folder per seed
@@ -90,31 +90,23 @@ def curves(runs: Sequence[ComparedRun], in_seconds: bool = False) -> tuple[dict[
     for run, label in zip(runs, labels([run.name for run in runs])):
         before = {name.removeprefix(EVALUATED): value for name, value in run.evaluation("before").items()}
         for name in _shown(run):
-            ys = np.array([seed[name] for seed in run.metrics])
-            finite = np.isfinite(ys).all(axis=0)
-            x, ys = run.metrics[0]["iteration"][finite] + 1, ys[:, finite]
-            if name.startswith(EVALUATED) and name.removeprefix(EVALUATED) in before:
-                start = np.broadcast_to(before[name.removeprefix(EVALUATED)], len(ys))
-                x, ys = np.concatenate([[0], x]), np.concatenate([start[:, None], ys], axis=1)
-            if len(x):
-                panels.setdefault(name, []).append(Series(label, run.pace * x if in_seconds else x, ys))
+            start = before.get(name.removeprefix(EVALUATED)) if name.startswith(EVALUATED) else None
+            line = metric_line(run.metrics, name, label, start, SMOOTHING)._replace(raw=None)
+            if len(line.x):
+                panels.setdefault(name, []).append(line._replace(x=run.pace * line.x) if in_seconds else line)
     values = {name: np.concatenate([line.ys.ravel() for line in lines]) for name, lines in panels.items()}
-    constant = [name for name in panels if np.ptp(values[name]) == 0]
+    constant = [name for name in panels if np.nanmin(values[name]) == np.nanmax(values[name])]
     drawn: dict[str, list[Series]] = {}
     for name, lines in panels.items():
         if name not in constant and not any(_same(lines, panel) for panel in drawn.values()):
             drawn[name] = lines
-    return {words(name): [_smooth(line) for line in lines] for name, lines in drawn.items()}, [*map(words, constant)]
-
-
-def _smooth(line: Series) -> Series:
-    width = round(SMOOTHING * len(line.x))
-    return line._replace(ys=np.array([running_mean(row, width) for row in line.ys]))
+    return {words(name): lines for name, lines in drawn.items()}, [*map(words, constant)]
 
 
 def _same(lines: Sequence[Series], panel: Sequence[Series]) -> bool:
     pairs = list(zip(lines, panel))
-    return len(lines) == len(panel) and all(np.array_equal(a.ys, b.ys) and np.array_equal(a.x, b.x) for a, b in pairs)
+    equal = [np.array_equal(a.ys, b.ys, equal_nan=True) and np.array_equal(a.x, b.x) for a, b in pairs]
+    return len(lines) == len(panel) and all(equal)
 
 
 def baselines(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
@@ -176,8 +168,8 @@ def write(
         *([f"Constant in all runs, so not drawn: {', '.join(constant)}."] if constant else []),
         *([f"Not shown: {'; '.join(hidden)}."] if hidden else []),
     ]
-    loops = titled and all(lac_seeds.SUCCESS in run.results.get("rounds", [()])[0] for run in runs)
-    rounds = lac_seeds.blocks(groups, rounds_picture(out)) if loops else []
+    loops = titled and all(lac_rounds.SUCCESS in run.results.get("rounds", [()])[0] for run in runs)
+    rounds = lac_rounds.blocks(groups, rounds_picture(out)) if loops else []
     results = Table("Results", rows, " ".join(notes))
     without = Table("Without learning", baselines(runs), "Evaluated beside the runs, on the same data.")
     sides = [(first, "before"), (first, "after")] if alone else [(run, "after") for run in runs[:2]]

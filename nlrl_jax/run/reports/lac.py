@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from nlrl_jax.algorithms import lac
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import plots
-from nlrl_jax.run.report import Block, Picture, Stories, Table, markdown, tokens, write_report
+from nlrl_jax.run.report import Picture, Stories, Table, markdown, tokens, write_report
 from nlrl_jax.run.reports import lac_q, lac_tables
 from nlrl_jax.run.reports.lac_stories import NOTE, stories
 from nlrl_jax.run.reports.lac_tables import Results, title
@@ -23,34 +24,19 @@ _CURVES = 4  # methods whose Q is drawn
 
 
 def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
-    """success.png by mission and with the score (Figures 2, 3 and 6), ablations.png (4), cost.png (5 and 9) and q.png
-    (Table 1).
-
-    The variants of LAC are in ablations.png, or in success.png where there is no planner; q.png is drawn where a
-    method has Q-values.
-    """
+    """success.png by mission and with the score (Figures 2, 3, 4 and 6), cost.png (5 and 9) and, where a method has
+    Q-values, q.png (Table 1)."""
     numbers = lac_tables.measurements(results)
     measured, score = lac_tables.measure_name(results), lac_tables.score_name(results)
-    variants = lac_tables.ablations(results)
-    planners = [name for name in results if name not in variants]
-    apart = bool(variants) and planners not in ([], ["lac"])
-    first = planners if apart else list(results)
     metrics = {"all tasks": measured} | ({score: score} if score else {}) | lac_tables.kinds_of(numbers)
     ylabel, arms = "success or score" if score else measured, "Arms are 95 % intervals over tasks."
-    drawn = [
-        Picture(
-            plots.bars(numbers.bars(metrics, first), run_dir / "success.png", ylabel),
-            f"{_measured(measured)} of each method, over all tasks and by kind of task. {arms}",
-        )
-    ]
-    if apart:
-        selected = [name for name in results if name in variants or name == "lac"]
-        panels = numbers.bars({"variants of LAC, all tasks": measured}, selected)
-        picture = plots.bars(panels, run_dir / "ablations.png", measured)
-        drawn.append(Picture(picture, f"{_measured(measured)} of LAC and of its variants. {arms}"))
     costs = {"tokens per task": "tokens", "seconds per task": "seconds", "moves per task": "moves"}
-    picture = plots.points(numbers.costs(costs, measured), run_dir / "cost.png", measured)
-    drawn.append(Picture(picture, f"What each method costs per task, against its {measured}. {arms}"))
+    success = plots.bars(numbers.bars(metrics, numbers.methods), run_dir / "success.png", ylabel)
+    cost = plots.points(numbers.costs(costs, measured), run_dir / "cost.png", measured)
+    drawn = [
+        Picture(success, f"{_measured(measured)} of each method, over all tasks and by kind of task. {arms}"),
+        Picture(cost, f"What each method costs per task, against its {measured}. {arms}"),
+    ]
     panels = q_panels(results) if measured == "success" else {}
     if panels:
         picture = plots.compare(panels, run_dir / "q.png", "share of the episode", "Q of the action taken", errors=True)
@@ -73,12 +59,9 @@ def q_panels(results: Results) -> dict[str, list[plots.Series]]:
 def headline(results: Results) -> str:
     """LAC's success, and that of the best of the others: planners if there are any, else variants of LAC."""
     numbers, measured = lac_tables.measurements(results), lac_tables.measure_name(results)
-    if not results:
-        return ""
     first = "lac" if "lac" in results else max(results, key=lambda name: numbers.mean(name, measured).mean)
     rivals = [name for name in results if name != first]
-    planners = [name for name in rivals if name not in lac_tables.ablations(results)]
-    return numbers.headline(measured, first, planners or rivals)
+    return numbers.headline(measured, first, [name for name in rivals if name not in lac.METHODS] or rivals)
 
 
 def _measured(name: str) -> str:
@@ -95,12 +78,12 @@ def explained(measured: str = "success") -> str:
 
 
 def tables(results: Results) -> list[Table]:
-    """All tables but the first; those without rows are left out."""
-    variants = lac_tables.ablations(results)
-    planners = [name for name in results if name != "lac" and name not in variants]
+    """All tables; those without rows are left out."""
+    measured = lac_tables.measure_name(results)
+    problems = [{"": title(name), **result["problems"]} for name, result in results.items() if result["problems"]]
     candidates = [
-        Table("LAC against the planners", lac_tables.comparison_table(results, planners)),
-        Table("Ablations and variants", lac_tables.comparison_table(results, variants)),
+        Table(measured.capitalize(), lac_tables.main_table(results), explained(measured)),
+        Table("Against LAC", lac_tables.comparison_table(results)),
         Table(
             "Cost",
             lac_tables.cost_table(results),
@@ -109,7 +92,7 @@ def tables(results: Results) -> list[Table]:
         ),
         Table(
             "Q along time",
-            lac_q.correlation_table(results) if lac_tables.measure_name(results) == "success" else [],
+            lac_q.correlation_table(results) if measured == "success" else [],
             "Pearson correlation of the Q of the action taken, and of P(GOOD) and P(BAD), with the number of the move, "
             "within each episode of at least three moves: mean, interval and standard deviation over tasks.",
         ),
@@ -121,7 +104,7 @@ def tables(results: Results) -> list[Table]:
         ),
         Table(
             "Problems with replies",
-            lac_tables.problems_table(results),
+            problems,
             "Counted by the role of the call. An action that cannot be read is replaced by a random one.",
         ),
     ]
@@ -138,7 +121,7 @@ def write(
     legend: Mapping[str, str] | None = None,
     about: str = "",
 ) -> pathlib.Path:
-    """Writes table.md, the figures and report.html.
+    """Writes table.md, the figures and report.html, and returns the page's path.
 
     Args:
       model_name: for the title and table.md.
@@ -147,27 +130,20 @@ def write(
       notes: paragraphs below the first table.
       legend: meaning of the characters on the boards.
       about: a sentence about the model, for table.md and the page.
-
-    Returns:
-      The page's path.
     """
-    measured = lac_tables.measure_name(results)
     lac_tables.measurements(results).write(run_dir)
-    main = Table(measured.capitalize(), lac_tables.main_table(results), explained(measured))
-    sections = [main, *tables(results)]
-    parts = [
-        f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in sections
-    ]
-    write_atomically(
-        run_dir / "table.md", "\n".join([f"Model: {printable(model_name)}{f'. {about}' * bool(about)}\n", *parts])
-    )
-    blocks: list[Block] = [*([about] if about else []), main, *notes, *figures(results, run_dir), *sections[1:]]
+    main, *others = tables(results)
+    text = f"Model: {printable(model_name)}{f'. {about}' * bool(about)}\n"
+    for table in (main, *others):
+        text += f"\n# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note)
+    write_atomically(run_dir / "table.md", text)
+    stories_of = Stories(stories(results), NOTE)
     return write_report(
         run_dir,
         title=f"LAC and planners: {model_name} on {config['game']}",
         question=QUESTION,
         config=config,
-        blocks=[*blocks, tokens(usage), Stories(stories(results), NOTE)],
+        blocks=[about, main, *notes, *figures(results, run_dir), *others, tokens(usage), stories_of],
         headline=headline(results),
         legend=legend,
     )

@@ -11,8 +11,8 @@ from scipy.special import softmax
 
 from nlrl_jax.roles.dialogues import THINK, THINK_REPLY
 from nlrl_jax.run.reports.lac_tables import Result, Results, Rows, title
-from nlrl_jax.run.reports.tidy import MISSING
-from nlrl_jax.statistics import Estimate, by_unit, deviation, estimate
+from nlrl_jax.run.reports.tidy import MISSING, Column, Measurement, Measurements
+from nlrl_jax.statistics import deviation
 
 MEASURES = {"q": "Q", "log_good": "P(GOOD)", "log_bad": "P(BAD)"}  # names in a record; of Table 1
 SHORTEST = 3  # moves of the shortest trajectory that has a correlation
@@ -84,56 +84,32 @@ def _along_by_outcome(result: Result, measure: str = "q") -> dict[str, list[tupl
     return curves
 
 
-class Correlation(NamedTuple):
-    """Pearson correlation of Q with time, of n trajectories, which have `moves` moves together.
-
-    Attributes:
-      mean: over tasks. std: the deviation over them.
-    """
-
-    mean: Estimate
-    std: float
-    n: int
-    moves: int
-
-    def __str__(self) -> str:
-        return self.mean.text("+.2f") + f", deviation {self.std:.2f}" * (self.mean.units > 1)
-
-
-def q_with_time(result: Result, measure: str = "q") -> dict[str, Correlation]:
-    """Table 1: {"successful": ..., "failed": ...} of one of `MEASURES`.
+def correlation_table(results: Results) -> Rows:
+    """Table 1, a row per method and measure that it has: Pearson correlations of Q with time.
 
     Over trajectories of at least three moves in which it changes: elsewhere there is no correlation.
     """
-    correlations = {}
-    for name, curves in _along_by_outcome(result, measure).items():
-        curves = [(task, q) for task, q in curves if np.ptp(q) > 1e-9]
-        values = [float(np.corrcoef(np.arange(len(q)), q)[0, 1]) for _, q in curves]
-        tasks = [task for task, _ in curves]
-        std = float(deviation(list(by_unit(values, tasks).values())))
-        correlations[name] = Correlation(estimate(values, tasks), std, len(values), sum(len(q) for _, q in curves))
-    return correlations
-
-
-def correlation_table(results: Results) -> Rows:
-    """Table 1, a row per method and measure that it has."""
-    rows: Rows = []
+    rows = []
     for (name, result), measure in itertools.product(results.items(), MEASURES):
-        correlations = q_with_time(result, measure)
-        if not any(correlation.n for correlation in correlations.values()):
-            continue
-        row: dict[str, Any] = {"correlation with time": f"{title(name)}: {MEASURES[measure]}"}
-        for kind, correlation in correlations.items():
-            row[f"{kind} episodes"] = str(correlation)
-            row[f"{kind}: episodes, moves"] = f"{correlation.n}, {correlation.moves}"
-        rows.append(row)
-    return rows
+        for outcome, curves in _along_by_outcome(result, measure).items():
+            for task, q in ((task, q) for task, q in curves if np.ptp(q) > 1e-9):
+                correlation = float(np.corrcoef(np.arange(len(q)), q)[0, 1])
+                rows.append(Measurement(f"{title(name)}: {MEASURES[measure]}", task, outcome, correlation))
+    numbers, outcomes = Measurements(rows), ("successful", "failed")
+    columns = {f"{outcome} episodes": Column(outcome, "+.2f") for outcome in outcomes}
+    table = numbers.table(columns, "correlation with time")
+    for row, method in zip(table, numbers.methods, strict=True):
+        for outcome in outcomes:
+            values = list(numbers.units(method, outcome).values())
+            spread = f"{deviation(values):.2f}" if len(values) > 1 else MISSING
+            row[f"{outcome}: deviation, tasks"] = f"{spread}, {len(values)}"
+    return table
 
 
 def q_curves(result: Result, points: int = POINTS) -> dict[str, np.ndarray]:
     """Q against the share of the episode that is over: {"successful": [episodes, points], "failed": ...}.
 
-    Linear between moves; the same episodes as in `q_with_time`, those with a constant Q too.
+    Linear between moves; the same episodes as in `correlation_table`, those with a constant Q too.
     """
     share, curves = np.linspace(0, 1, points), {}
     for name, episodes in _along_by_outcome(result).items():
@@ -148,36 +124,26 @@ def confidence(p: np.ndarray) -> float:
     return float(first - second)
 
 
-def confidence_cases(result: Result) -> Rows:
-    """Table 2: four rows {"case", "n", "share", "prior", "q", "improved"}, the last three mean confidences.
-
-    Over all decisions between at least two candidates. A confidence is the best minus the second-best probability over
-    the candidates: of the prior (softmax of its log-probabilities), of softmax(Q), of the improved policy. nan in a
-    case that does not occur; [] for a method without these numbers.
-    """
-    cases: dict[tuple[bool, bool], list[tuple[float, ...]]] = {case: [] for case in CASES}
-    for turn in itertools.chain.from_iterable(map(turns, result["episodes"])):
-        rows = prior, q, improved = [turn.row(name) for name in ("log_prior", "q", "improved")]
-        if turn.taken is None or len(prior) < 2 or len({len(row) for row in rows}) > 1:
-            continue
-        case = tuple(bool(row[turn.taken] >= row.max()) for row in (prior, q))
-        cases[case].append((confidence(softmax(prior)), confidence(softmax(q)), confidence(improved)))
-    total = sum(map(len, cases.values()))
-    table = []
-    for case, confidences in cases.items() if total else ():
-        prior, q, improved = np.mean(confidences, axis=0).tolist() if confidences else [np.nan] * 3
-        row = {"case": case, "n": len(confidences), "share": len(confidences) / total}
-        table.append(row | {"prior": prior, "q": q, "improved": improved})
-    return table
-
-
 def confidence_table(result: Result) -> Rows:
-    """Table 2 in words."""
-    columns, table = {"prior": "prior", "q": "Q", "improved": "improved"}, []
-    for row in confidence_cases(result):
-        cells = {label: f"{row[key]:.2f}" if np.isfinite(row[key]) else MISSING for key, label in columns.items()}
-        share = f"{row['share']:.1%}"
-        table.append(
-            {"which prefers the action taken": CASES[row["case"]], "decisions": row["n"], "share": share} | cells
-        )
+    """Table 2: mean confidences over all decisions between at least two candidates, a row for each of `CASES`.
+
+    A confidence is the best minus the second-best probability over the candidates: of the prior (softmax of its
+    log-probabilities), of softmax(Q), of the improved policy. [] for a method without these numbers.
+    """
+    rows = []
+    for number, turn in enumerate(itertools.chain.from_iterable(map(turns, result["episodes"]))):
+        numbers = prior, q, improved = [turn.row(name) for name in ("log_prior", "q", "improved")]
+        if turn.taken is None or len(prior) < 2 or len({len(row) for row in numbers}) > 1:
+            continue
+        case = CASES[tuple(bool(row[turn.taken] >= row.max()) for row in (prior, q))]
+        for metric, p in (("prior", softmax(prior)), ("Q", softmax(q)), ("improved", improved)):
+            rows.append(Measurement(case, number, metric, confidence(p)))
+    if not rows:
+        return []
+    confidences, cases = Measurements(rows), list(CASES.values())
+    columns = {metric: Column(metric, interval=False) for metric in confidences.metrics}
+    table: Rows = confidences.table(columns, "which prefers the action taken", cases)
+    decisions = [len(confidences.units(case, "prior")) for case in cases]
+    for row, count in zip(table, decisions, strict=True):
+        row |= {"decisions": count, "share": f"{count / sum(decisions):.1%}"}
     return table

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nlrl_jax.algorithms import lac
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.run.reports.tidy import Column, Measurement, Measurements
 from nlrl_jax.statistics import Estimate, estimate
@@ -148,27 +147,19 @@ def main_table(results: Results) -> Rows:
     return numbers.table(columns)
 
 
-def ablations(results: Results) -> list[str]:
-    """The variants of LAC in a run; the others are planners."""
-    return [name for name in results if name in lac.METHODS and name != "lac"]
-
-
-def comparison_table(results: Results, names: Sequence[str], first: str = "lac") -> Rows:
-    """LAC against other methods, task by task (Figures 2 and 4). [] where nothing is to be compared."""
-    if first not in results or not names:
+def comparison_table(results: Results) -> Rows:
+    """The other methods against LAC, task by task (Figures 2 and 4). [] where nothing is to be compared."""
+    if "lac" not in results or len(results) < 2:
         return []
     numbers, named, score = measurements(results), measure_name(results), score_name(results)
-    rows: Rows = numbers.table({named: Column(named)}, methods=[first, *names])
-    for name, row in zip(names, rows[1:], strict=True):
-        pairs, difference = numbers.pairs(first, name, named), numbers.difference(first, name, named)
-        row[f"{title(first)} − it"] = difference.text("+.2f")
-        if named == "success":
-            row[f"only {title(first)} solved"] = sum(lac_value > value for lac_value, value in pairs)
-            row["only it solved"] = sum(lac_value < value for lac_value, value in pairs)
-        row[f"{title(first)} is"] = difference.verdict
-        if score:
-            gain = numbers.difference(first, name, score)
-            row[f"{score.removeprefix('mean ')}: {title(first)} − it"] = gain.text("+.2f")
+    columns = {named: Column(named), "minus LAC's": Column(named, baseline="lac")}
+    columns |= {f"{score} minus LAC's": Column(score, baseline="lac")} if score else {}
+    names = [name for name in results if name != "lac"]
+    rows: Rows = numbers.table(columns, methods=["lac", *names])
+    for name, row in zip(names, rows[1:]) if named == "success" else ():
+        pairs = numbers.pairs("lac", name, named)
+        row["only LAC solved"] = sum(lac_value > value for lac_value, value in pairs)
+        row["only it solved"] = sum(lac_value < value for lac_value, value in pairs)
     return rows
 
 
@@ -178,8 +169,3 @@ def cost_table(results: Results) -> Rows:
     columns = {named: Column(named, interval=False)}
     columns |= {cost: Column(cost, spec, interval=False) for cost, spec in COSTS.items()}
     return numbers.table(columns, "per task")
-
-
-def problems_table(results: Results) -> Rows:
-    """What was wrong with replies, counted, a row per method that had any."""
-    return [{"": title(name), **result["problems"]} for name, result in results.items() if result["problems"]]

@@ -12,9 +12,10 @@ from nlrl_jax.algorithms.language_td import Target
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.roles.board_games import View
 from nlrl_jax.run.exchanges import Exchange, exchange
-from nlrl_jax.run.metrics import evaluations
-from nlrl_jax.run.plots import Series, compare
+from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.plots import Series, compare, metric_line
 from nlrl_jax.run.report import Exchanges, Picture, Table, model_name, tokens, write_report
+from nlrl_jax.run.reports.tidy import Measurement, Measurements
 from nlrl_jax.statistics import header, share
 
 TARGETS, POSITIONS = 4, 8  # on the page: per iteration; judged
@@ -53,8 +54,8 @@ def judged(
     return records
 
 
-def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[str, Any]]:
-    """A row each for the value model before and after and for the baselines, at every threshold.
+def measurements(stored: Mapping[str, Any], thresholds: Sequence[float]) -> Measurements:
+    """The tidy rows of a run: methods are the value model before and after and the baselines, over all positions.
 
     Args:
       stored: `results.read` of the run. thresholds: the run's own first.
@@ -62,14 +63,25 @@ def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[s
     judges = {"value model before": stored["before"], "value model after": stored["after"]}
     if not stored["iterations"]:
         judges = {"value model": stored["before"]}
-    rows = []
-    for name, judged in {**judges, **stored["beside"]}.items():
+    suffixes = {f"{threshold:g}": f"_{threshold:g}" * (n > 0) for n, threshold in enumerate(thresholds)}
+    return Measurements(
+        Measurement(name, "all", f"{metric} at {threshold}", judged[f"{metric}{suffix}"])
+        for name, judged in {**judges, **stored["beside"]}.items()
+        for threshold, suffix in suffixes.items()
+        for metric in ("accuracy", "answered", "positions")
+    )
+
+
+def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[str, Any]]:
+    """A row each for the value model before and after and for the baselines, at every threshold."""
+    numbers, rows = measurements(stored, thresholds), []
+    for name in numbers.methods:
         row = {"who": name}
-        for n, threshold in enumerate(thresholds):
-            suffix = f"_{threshold:g}" if n else ""
-            accuracy, answered, positions = (judged[f"{x}{suffix}"] for x in ("accuracy", "answered", "positions"))
-            named = round(answered * positions)
-            row[f"right at {threshold:g}"] = share(round(accuracy * named), named).text(".3f")
+        for threshold in (f"{threshold:g}" for threshold in thresholds):
+            metrics = (f"{metric} at {threshold}" for metric in ("accuracy", "answered", "positions"))
+            accuracy, answered, positions = (numbers.mean(name, metric).mean for metric in metrics)
+            named = round(answered * positions)  # the units of the interval
+            row[f"right at {threshold}"] = share(round(accuracy * named) if named else 0, named).text(".3f")
             row[f"answered of {positions:.0f}"] = f"{answered:.3f}"
         rows.append(row)
     return rows
@@ -77,12 +89,11 @@ def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[s
 
 def _curve(run_dir: pathlib.Path, stored: Mapping[str, Any]) -> Picture:
     """Accuracy and answers by iteration, and the baselines' as level lines."""
-    labels, lines = {"accuracy": "value model, of those answered", "answered": "answered"}, []
-    for metric, label in labels.items():  # there is no accuracy where no position was answered
-        x, values = evaluations(run_dir, f"eval/{metric}", stored["before"][metric])
-        lines.append(Series(label, x, values[None]))
+    labels, run = {"accuracy": "value model, of those answered", "answered": "answered"}, read_metrics(run_dir)
+    # There is no accuracy where no position was answered.
+    lines = [metric_line([run], f"eval/{name}", label, stored["before"][name]) for name, label in labels.items()]
     for name, judged in stored["beside"].items():
-        lines.append(Series(name, x, np.full((1, len(x)), judged["accuracy"])))
+        lines.append(Series(name, lines[-1].x, np.full((1, len(lines[-1].x)), judged["accuracy"])))
     picture = compare({"Advantage on held-out positions": lines}, run_dir / "curve.png", "iteration", "share")
     caption = "Share of held-out positions where the side that is ahead is named; level lines do not learn."
     return Picture(picture, caption)
@@ -102,6 +113,7 @@ def write(
       stored: `results.read` of the run; its baselines are level lines.
       thresholds: the run's own first.
     """
+    measurements(stored, thresholds).write(run_dir)
     before, learning = stored["before"], bool(stored["iterations"])
     about = (
         f"{header('the positions where a side was named, all different', shares=True)} Positions of one game are "

@@ -12,9 +12,11 @@ import pathlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import processes
-from nlrl_jax.run.plots import Bar, Point
+from nlrl_jax.run.plots import Bar, Point, Series
 from nlrl_jax.statistics import Estimate, by_unit, estimate
 
 MEASUREMENTS = "measurements.csv"
@@ -35,13 +37,15 @@ class Column(NamedTuple):
 
     Attributes:
       metric: whose mean it shows.
-      spec: format of the mean.
+      spec: format of the mean; "" is whole numbers from 10 on, else three digits.
       interval: whether ± follows.
+      baseline: a method that the column shows the difference to, unit by unit, with its verdict; "" for the mean.
     """
 
     metric: str
     spec: str = ".2f"
     interval: bool = True
+    baseline: str = ""
 
 
 class Measurements:
@@ -98,13 +102,23 @@ class Measurements:
         columns = {heading: column for heading, column in columns.items() if column.metric in self.metrics}
         rows = []
         for method in self.methods if methods is None else methods:
-            row = {corner: self.title(method)}
-            for heading, (metric, spec, interval) in columns.items():
-                mean = self.mean(method, metric)
-                text = mean.text(spec) if interval else format(mean.mean, spec)
-                row[heading] = text if mean.units else MISSING
-            rows.append(row)
+            rows.append({corner: self.title(method)} | {name: self.cell(method, c) for name, c in columns.items()})
         return rows
+
+    def cell(self, method: str, column: Column) -> str:
+        """What a column shows of a method: "0.50 ± 0.07", of a difference "+0.50 ± 0.57 (within noise)"."""
+        metric, spec, interval, baseline = column
+        if method == baseline:
+            return ""
+        if not all(self.units(name, metric) for name in (method, baseline) if name):
+            return MISSING
+        if baseline:
+            difference = self.difference(method, baseline, metric)
+            spec = spec or _spec(difference.half if difference.half > 0 else difference.mean)
+            return f"{difference.text(f'+{spec}')} ({difference.verdict})"
+        mean = self.mean(method, metric)
+        spec = spec or _spec(mean.mean)
+        return mean.text(spec) if interval else format(mean.mean, spec)
 
     def bars(self, panels: Mapping[str, str], methods: Sequence[str]) -> dict[str, list[Bar]]:
         """{title: a bar per method}, for `plots.bars`. panels: title -> metric."""
@@ -113,6 +127,14 @@ class Measurements:
             means = {method: self.mean(method, metric) for method in methods}
             drawn[title] = [Bar(self.title(name), mean.mean, mean.arms) for name, mean in means.items() if mean.units]
         return drawn
+
+    def curve(self, label: str, metric: str, x: Sequence[float]) -> Series:
+        """A metric along the methods, a row per unit, at those that have it. x: [methods]."""
+        values = {at: self.units(method, metric) for method, at in zip(self.methods, x, strict=True)}
+        values = {at: units for at, units in values.items() if units}
+        names = dict.fromkeys(unit for units in values.values() for unit in units)
+        ys = np.array([[units.get(name, np.nan) for units in values.values()] for name in names])
+        return Series(label, list(values), ys)
 
     def costs(self, panels: Mapping[str, str], metric: str) -> dict[str, list[Point]]:
         """{label of x: a point per method}, for `plots.points`: a metric against costs. panels: label -> cost."""
@@ -143,3 +165,12 @@ class Measurements:
             writer.writerow([method, " ".join(map(str, parts)), metric, float(value)])
         if processes.first():
             write_atomically(run_dir / MEASUREMENTS, text.getvalue())
+
+
+def rounded(number: float) -> str:
+    """A number as text: whole from 10 on, else with three digits."""
+    return format(number, _spec(number))
+
+
+def _spec(size: float) -> str:
+    return ".0f" if abs(size) >= 10 else ".3f"

@@ -1,7 +1,15 @@
-"""report.html of ULTRA: the tables, the curves, the case study (Figures 4 and 5) and an episode before and after."""
+"""report.html of ULTRA: the tables, the curves, the case study (Figures 4 and 5) and an episode before and after.
+
+The seeds of one base agent share that agent, so they are not independent trials of a method. A method is compared with
+PPO on the same base agent and seed (the same new games and minibatches), these differences are averaged over the seeds,
+and the interval is over the base agents' means. Where a run has a single base agent, it is over the seeds, and speaks
+of this agent alone; with a single trial there is none.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import pathlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,21 +18,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nlrl_jax.algorithms.analyst import CriticalState, Findings
+from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.rollouts.control import Trajectories, episodes_of
 from nlrl_jax.run import loop
 from nlrl_jax.run.exchanges import Exchange, exchange
-from nlrl_jax.run.metrics import evaluations_of_seeds, read_metrics
-from nlrl_jax.run.plots import Series, compare
+from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.plots import compare, metric_line
 from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
 from nlrl_jax.run.reports import ultra_pictures as pictures
-from nlrl_jax.run.reports import ultra_tables
+from nlrl_jax.run.reports.tidy import Column, Measurement, Measurements
 from nlrl_jax.run.reports.ultra_pictures import Case
-from nlrl_jax.run.reports.ultra_tables import Scores, headings, last_line, main_score, rounded, trials_header
+from nlrl_jax.statistics import header
 from nlrl_jax.types import ControlGame
 
 CASES = 2  # episodes of the case study
 LONGEST = 4000  # characters of a reply on the page
+ALONE, GUIDED = "base agent", "base agent, guided"  # methods that learn nothing
+TABLES = {"Variants and plain PPO": (ALONE, GUIDED, *refiners.TABLE_1), "Refiners": refiners.TABLE_2}
+
+# method -> score -> [bases, seeds]
+Scores = Mapping[str, Mapping[str, np.ndarray]]
 
 
 class Base(NamedTuple):
@@ -41,25 +55,116 @@ class Base(NamedTuple):
     guided: Mapping[str, float]
 
 
-class Refined(NamedTuple):
+def headings(continuous: bool) -> dict[str, str]:
+    """The scores' names in tables."""
+    return {"greedy": "mean action" if continuous else "most likely action", "sampled": "sampled action"}
+
+
+def main_score(continuous: bool) -> str:
+    """The score by which methods are compared: robots by their mean action, without exploration noise, other games by
+    the sampled one, as in the paper."""
+    return "greedy" if continuous else "sampled"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Refined:
     """All methods with all base agents.
 
     Attributes:
       scores: of each method.
       steps_per_update: environment steps.
       continuous: the actions.
+      has_analyst: whether the base agents have a lookup table.
     """
 
     scores: Scores
     bases: Sequence[Base]
     steps_per_update: int
     continuous: bool
+    has_analyst: bool = True
+
+    @property
+    def main(self) -> str:
+        """The name of the score by which methods are compared."""
+        return headings(self.continuous)[main_score(self.continuous)]
+
+    @functools.cached_property
+    def numbers(self) -> Measurements:
+        """The tidy rows; a unit is a base agent, or a seed of a single base agent."""
+        stages = {ALONE: [base.start for base in self.bases]}
+        if self.has_analyst:
+            stages[GUIDED] = [base.guided for base in self.bases]
+        before = {
+            stage: {kind: np.array([[scores[kind]] for scores in bases]) for kind in headings(self.continuous)}
+            for stage, bases in stages.items()
+        }
+        rows = []
+        for method, scores in {**before, **self.scores}.items():
+            metrics = {name: scores[kind] for kind, name in headings(self.continuous).items()}
+            for metric, values in (metrics | self._shares(method)).items():
+                trials = np.indices(values.shape)[0 if len(self.bases) > 1 else 1]
+                rows += [Measurement(method, int(t), metric, float(x)) for t, x in zip(trials.flat, values.flat)]
+        return Measurements(rows)
+
+    def _shares(self, method: str) -> dict[str, np.ndarray]:
+        """The shares of steps in critical states and of replaced actions, {} of a method without a lookup table."""
+        if method not in self.scores:
+            return {}
+        runs = [[read_metrics(folder) for folder in self._folders(base, method)] for base in self.bases]
+        names = {"critical": "critical", "replaced": "action replaced"}
+        return {
+            title: np.array([[np.mean(metrics[name]) for metrics in seeds] for seeds in runs])
+            for name, title in names.items()
+            if all(name in metrics for seeds in runs for metrics in seeds)
+        }
+
+    def _folders(self, base: Base, method: str) -> list[pathlib.Path]:
+        return loop.seed_dirs(base.folder / method, base.seeds)
+
+    @property
+    def over_ppo(self) -> Column:
+        return Column(self.main, "", baseline="PPO")
 
     def tables(self) -> list[list[dict[str, str]]]:
-        """Rows of the paper's tables 1 and 2."""
-        kinds = headings(self.continuous)
-        start = {kind: np.array([base.start[kind] for base in self.bases]) for kind in kinds}
-        return list(ultra_tables.tables(self.scores, start, self.continuous))
+        """Rows of the paper's tables 1 and 2, of what has finished; an empty table is left out.
+
+        Table 1 ends with ULTRA-RA's gain over the mean of its baselines, which includes PPO, in percent as in the
+        paper; there is none where a baseline is not above 0.
+        """
+        numbers, names = self.numbers, headings(self.continuous).values()
+        columns = {name: Column(name, "") for name in names}
+        columns |= {"over PPO": self.over_ppo} if "PPO" in self.scores else {}
+        tables = []
+        for methods in TABLES.values():
+            tables.append(numbers.table(columns, "method", [name for name in methods if name in numbers.methods]))
+        for row in tables[0][: 1 + self.has_analyst] if "PPO" in self.scores else ():
+            row["over PPO"] = ""  # what PPO began with
+        baselines = [name for name in refiners.BASELINES if name in self.scores]
+        if "ULTRA-RA" in self.scores and baselines:
+            percent = {}
+            for name in names:
+                means = [numbers.mean(method, name).mean for method in baselines]
+                if min(means) > 0:
+                    percent[name] = f"{100 * (numbers.mean('ULTRA-RA', name).mean / np.mean(means) - 1):+.1f} %"
+            if percent:
+                tables[0].append({"method": f"ULTRA-RA over the mean of {', '.join(baselines)}", **percent})
+        return [rows for rows in tables if rows]
+
+    def last_line(self) -> str:
+        """ULTRA-RA's gain over continued PPO, for the terminal; "" where one of them was not run."""
+        if not {"PPO", "ULTRA-RA"} <= self.scores.keys():
+            return ""
+        score = Column(self.main, "", interval=False)
+        ppo, ours = (self.numbers.cell(name, score) for name in ("PPO", "ULTRA-RA"))
+        return f"ULTRA-RA over PPO: {ppo} -> {ours}, {self.numbers.cell('ULTRA-RA', self.over_ppo)}"
+
+    @property
+    def header(self) -> str:
+        """What ± means in the tables."""
+        bases, seeds = len(self.bases), len(self.bases[0].seeds)
+        if bases > 1:
+            return header("base agents, each the mean of its seeds", bases)
+        return header("seeds of one base agent, so it speaks of this agent alone", seeds)
 
 
 class Evidence(NamedTuple):
@@ -79,30 +184,31 @@ def write(
     folder: pathlib.Path, game: ControlGame, config: Mapping[str, Any], refined: Refined, evidence: Evidence
 ) -> pathlib.Path:
     """Writes the page and its pictures into the run's folder. config: flat, of `nlrl-jax reproduce_ultra`."""
-    scores, bases, _, continuous = refined
-    findings = evidence.findings
-    first, second = refined.tables()
+    numbers, findings = refined.numbers, evidence.findings
     counts = [{"reply": name, "times": number} for name, number in sorted(findings.counts.items())]
-    coverage = "with the first base agent" if len(bases) > 1 else "all stages"
+    coverage = "with the first base agent" if len(refined.bases) > 1 else "all stages"
+    shares = {name: Column(name, ".1%") for name in ("critical", "action replaced")}
     analyst = [
-        Table("Before learning", guidance(bases, continuous), "Alone, and guided by the analyst's lookup table."),
         Table("The analyst's replies", counts, f"A model that sees text only; {coverage}."),
-        Table("Steps in critical states", hit_rates(bases[0], scores), "Of the first base agent and seed."),
+        Table(
+            "Steps in critical states",
+            numbers.table(shares, "method", [name for name in numbers.methods if numbers.units(name, "critical")]),
+            "Share of the steps of refinement.",
+        ),
     ]
     drawn, exchanges = case_study(folder, game, evidence)
-    ultra_tables.measurements(scores).write(folder)
+    numbers.write(folder)
+    notes = explained(game.score, config, refined), ""
     return write_report(
         folder,
         title=f"ULTRA on {game.name}, analyst {config['analyst']}",
         question="Does an analyst's guidance on critical states help to refine a sub-optimal agent, and by how much?",
         config=config,
         blocks=[
-            Table("Variants and plain PPO", first, explained(game.score, config, len(bases), continuous)),
-            Table("Refiners", second),
+            *map(Table, TABLES, refined.tables(), notes),
             Picture(
                 curves(folder, refined, game.score),
-                f"Score by {headings(continuous)[main_score(continuous)]}; bands are one standard deviation, "
-                "dashed lines the best run.",
+                f"Score by {refined.main}; bands are one standard deviation, dashed lines the best run.",
             ),
             *(analyst if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
             *drawn,
@@ -110,7 +216,7 @@ def write(
             tokens(Usage(folder)),
             Exchanges(exchanges),
         ],
-        headline=last_line(scores, continuous),
+        headline=refined.last_line(),
     )
 
 
@@ -139,39 +245,22 @@ def filmed(folder: pathlib.Path, game: ControlGame, films: Mapping[str, Trajecto
     strides = {label: stride for label, (_, stride) in thin.items()}
     frames = {label: game.draw(states) for label, (states, _) in thin.items()}
     strip = pictures.strip(frames, folder / "film.png", "One episode from the same start", strides)
-    gifs = {
-        label: pictures.gif(frames[label], folder / f"{label.split()[0]}.gif", 0.05 * strides[label])
-        for label in frames
-    }
-    return [
-        Picture(strip, "The same start, played by each agent."),
-        *(Picture(path, label) for label, path in gifs.items()),
-    ]
+    drawn = [Picture(strip, "The same start, played by each agent.")]
+    for label, images in frames.items():
+        path = pictures.gif(images, folder / f"{label.split()[0]}.gif", 0.05 * strides[label])
+        drawn.append(Picture(path, label))
+    return drawn
 
 
-def explained(score: str, config: Mapping[str, Any], bases: int, continuous: bool) -> str:
+def explained(score: str, config: Mapping[str, Any], refined: Refined) -> str:
     """Explains the numbers of the tables."""
-    each = "1 seed" if config["seeds"] == 1 else f"{config['seeds']} seeds"
+    bases, each = len(refined.bases), f"{config['seeds']} seed{'s' * (config['seeds'] != 1)}"
     trials = f"{bases} base agents with {each} each" if bases > 1 else f"{each} of one base agent"
-    by = headings(continuous)[main_score(continuous)]
     return (
         f"Scores: {score}, mean over {config['eval_episodes']} episodes, {trials}. All agents play without the lookup "
-        f"table. {trials_header(bases, config['seeds'])} Gains over PPO are by {by}, paired by base agent and seed; a "
-        "gain is within noise if its interval contains 0."
+        f"table, but for the base agent that is guided by it before it learns. {refined.header} Gains over PPO are by "
+        f"{refined.main}, paired by base agent and seed; a gain is within noise if its interval contains 0."
     )
-
-
-def guidance(bases: Sequence[Base], continuous: bool) -> list[dict[str, Any]]:
-    """A row for each base agent: its scores alone and with the table, before anything is learned."""
-    return [
-        {"base agent": number}
-        | {
-            f"{name}, {stage}": rounded(scores[kind])
-            for kind, name in headings(continuous).items()
-            for stage, scores in (("alone", base.start), ("guided", base.guided))
-        }
-        for number, base in enumerate(bases)
-    ]
 
 
 def shortened(text: str) -> str:
@@ -180,30 +269,15 @@ def shortened(text: str) -> str:
     return f"{text[:LONGEST]} ... ({rest:,} more characters)" if rest > 0 else text
 
 
-def hit_rates(base: Base, scores: Scores) -> list[dict[str, str]]:
-    """The share of steps in critical states, a row for each method with a lookup table."""
-    rows = []
-    for name in scores:
-        metrics = read_metrics(base.folder / name / f"seed_{base.seeds[0]}")
-        if "critical" in metrics:
-            critical, replaced = (f"{np.mean(metrics[field]):.1%}" for field in ("critical", "replaced"))
-            rows.append({"method": name, "critical": critical, "action replaced": replaced})
-    return rows
-
-
 def curves(folder: pathlib.Path, refined: Refined, label: str) -> pathlib.Path:
-    """The main score against environment steps, every method, all seeds of all base agents."""
-    kind, lines = main_score(refined.continuous), []
-    for name in refined.scores:
-        folders = [part for base in refined.bases for part in loop.seed_dirs(base.folder / name, base.seeds)]
-        started = [base.start[kind] for base in refined.bases for _ in base.seeds]
-        updates, ys = evaluations_of_seeds(folders, f"eval/{kind}", started)
-        lines.append(Series(name, refined.steps_per_update * updates, ys))
-    main = [line for line in lines if line.label in ("PPO", "ULTRA-A", "ULTRA-R", "ULTRA-RA")]
-    rest = [line for line in lines if line not in main or line.label in ("PPO", "ULTRA-RA")]
-    panels = {"ULTRA's variants and plain PPO": main} if main else {}
-    if {line.label for line in rest} - {"PPO", "ULTRA-RA"}:
-        panels["other refiners"] = rest
+    """The main score against environment steps, a panel per table, all seeds of all base agents."""
+    kind, panels = main_score(refined.continuous), {}
+    started = [base.start[kind] for base in refined.bases for _ in base.seeds]
+    for title, methods in TABLES.items():
+        for name in (name for name in methods if name in refined.scores):
+            runs = [read_metrics(path) for base in refined.bases for path in refined._folders(base, name)]
+            line = metric_line(runs, f"eval/{kind}", name, started)
+            panels.setdefault(title, []).append(line._replace(x=refined.steps_per_update * line.x, points=False))
     return compare(panels, folder / "curves.png", "environment steps of refinement", label)
 
 
