@@ -9,19 +9,11 @@
     nlrl-jax ablate --study alpha,learning_rate --bases 3 --run_dir runs/sweeps       # ULTRA
     nlrl-jax ablate --study look_ahead --dry_run                                      # NLRL, ULTRA: calls and tokens
 
-A study is a list of command lines: a script and, for each setting, the options that differ. Options that are not listed
-below go to every run, such as --game snake or --aggregator endpoint. A run is in RUN_DIR/SETTING/seed_N, a setting that
-several studies share is run once, and all settings play under the same seeds. `--resume` continues, also with more
-studies or seeds. The page of a study, RUN_DIR/STUDY.html, is what `nlrl-jax compare SETTING=FOLDER,FOLDER ...` draws.
-
-`aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control: as many
-episodes, drawn without regard to their advantage. `aaw_control` has the four settings that tell whether the choice of
-episodes matters, and whether it matters out of how many. `credit` compares the return of the episode with the
-return-to-go of each turn, as the paper's discussion proposes. `sampling` varies the temperature and top-k of replies.
-`td` and `actor_critic` vary nothing but the seed. `words` changes what the rules of the actor-critic write
-(`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs, the threats that its rules read off
-the board, and 13 times the iterations (30 of the 65 take as long as the actor-critic). `alpha` and `learning_rate`
-(ULTRA's section 4.1) refine the same base agents by PPO and by ULTRA-RA.
+A study is a list of command lines: a script and, for each setting, the options that differ, in studies.toml beside this
+file, which says what each study is for. Options that are not listed below go to every run, such as --game snake or
+--aggregator endpoint. A run is in RUN_DIR/SETTING/seed_N, a setting that several studies share is run once, and all
+settings play under the same seeds. `--resume` continues, also with more studies or seeds. The page of a study,
+RUN_DIR/STUDY.html, is what `nlrl-jax compare SETTING=FOLDER,FOLDER ...` draws.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B; the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
@@ -31,20 +23,19 @@ in the paper's ablations and evaluates the mean of the last three iterations' we
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from absl import flags
 
 from nlrl_jax.config import check, listed, option, seed_option
-from nlrl_jax.envs.tic_tac_toe.rule_based import WORDS
 from nlrl_jax.files import read_json, write_atomically, write_json
 from nlrl_jax.run import app
 from nlrl_jax.run.compared_runs import parts_of
@@ -55,26 +46,6 @@ from nlrl_jax.weights.load import BUILT_IN
 
 Options = Mapping[str, Any]
 FINISHED = "finished.json"  # {folder: the command line that has ended well}
-
-AAW: dict[str, Options] = {
-    **{f"G = 100, G' = {n}": {"group_size": 100, "group_sample": n} for n in (25, 50, 100)},
-    "G = 100, G' = 25, any": {"group_size": 100, "group_sample": 25, "sampling_temperature": 1e6},  # T_ep
-    **{f"G = {n}, G' = 25": {"group_size": n, "group_sample": 25} for n in (25, 50)},
-}
-CONTROL = ("G = 100, G' = 25", "G = 100, G' = 100", "G = 100, G' = 25, any", "G = 25, G' = 25")
-SAMPLING = {
-    f"T = {t:g}, {f'top-k {k}' if k else 'no top-k'}": {**AAW["G = 100, G' = 25"], "temperature": t, "top_k": k}
-    for t, k in ((0.5, 3), (1.0, 3), (1.5, 3), (2.0, 3), (1.5, 2), (1.5, 10), (1.5, 0))
-}
-DEMO = {"preset": "demo", "game": "frozen_lake", "iterations": 60, "decay_steps": 75, "eval_every": 10,
-        "eval_episodes": 100}  # fmt: skip
-ONE_GROUP = DEMO | {"num_groups": 1, "sampling_temperature": 0.1}
-# Also what a setting repeats of the usual options, so that studies share its run.
-TD = {"states": 1500, "test_states": 400, "iterations": 5, "look_ahead": 4, "variations": 4}
-ACTOR_CRITIC = {"games": 128, "opponent": "random", "ppo": False, "epochs": 4, "k": 5, "buffer": 3, "top_m": 10,
-                "mask": True, "words": "threats"}  # fmt: skip
-PPO = {"games": 128, "opponent": "random"}
-ULTRA = {"game": "hopper", "methods": "PPO,ULTRA-RA", "eval_episodes": 100, "learning_rate": 1e-4}
 
 
 class Study(NamedTuple):
@@ -92,48 +63,35 @@ class Study(NamedTuple):
     settings: Mapping[str, Options]
     options: Options
     seeds: int = 1
-    parts: tuple[str, ...] = ()
+    parts: Sequence[str] = ()
 
 
-def vary(name: str, values: Iterable[Any], label: str = "{}") -> dict[str, Options]:
-    """A setting for each value of an option."""
-    return {label.format(value): {name: value} for value in values}
+def read_options(text: str) -> dict[str, str | None]:
+    """{name: value} of options as they stand on a command line; None for one without a value."""
+    words, options = shlex.split(text), {}
+    while words:
+        name, is_given, value = words.pop(0).partition("=")
+        if not name.startswith("--"):
+            raise ValueError(f"unexpected argument {name!r}; options are written --name=value or --name value")
+        if not is_given:
+            value = words.pop(0) if words and not words[0].startswith("--") else None
+        options[name[2:]] = value
+    return options
 
 
-td = functools.partial(Study, "train_language_td", options=TD)
-actor_critic = functools.partial(Study, "train_language_actor_critic", options=ACTOR_CRITIC, parts=("actor-critic",))
-ultra = functools.partial(Study, "reproduce_ultra", options=ULTRA, seeds=3, parts=("PPO", "ULTRA-RA"))
-STUDIES: dict[str, Study] = {
-    "aaw": Study("train_ms_grpo", AAW, ONE_GROUP, 2),
-    "aaw_control": Study("train_ms_grpo", {label: AAW[label] for label in CONTROL}, ONE_GROUP, 8),
-    "credit": Study("train_ms_grpo", {"MS-GRPO": {}, "return-to-go": {"credit": "turn"}}, DEMO, 5),
-    "sampling": Study("train_ms_grpo", SAMPLING, ONE_GROUP, 3),
-    "td": td({"language TD": {}}),
-    "look_ahead": td(vary("look_ahead", (1, 2, 4, 8), "{} steps")),
-    "variations": td(vary("variations", (1, 2, 4, 8), "{} variations")),
-    "states": td(vary("states", (400, 1000, 2500, 6000), "{} states")),
-    "actor_critic": actor_critic({"actor-critic": {}}),
-    "epochs": actor_critic(vary("epochs", (1, 2, 4), "{} epochs")),
-    "k": actor_critic(vary("k", (1, 2, 5), "K_MC = {}")),
-    "buffer": actor_critic(vary("buffer", (1, 2, 3), "K_buffer = {}")),
-    "games": actor_critic(vary("games", (64, 128, 256), "{} games")),
-    "top_m": actor_critic(vary("top_m", (2, 5, 10), "m = {}")),
-    "mask": actor_critic({"with the mask": {"mask": True}, "without": {"mask": False}}),
-    "words": actor_critic(vary("words", WORDS)),
-    "correct": actor_critic({"as it is": {}, "contradictions corrected": {"correct": True}}),
-    "ppo": Study(
-        "train_language_ppo",
-        {
-            "LLM-PPO": {},
-            "4 epochs": {"epochs": 4},
-            "4 epochs, threats": {"epochs": 4, "threats": True},
-            "4 epochs, threats, 13 x iterations": {"epochs": 4, "threats": True, "iterations": 65},
-        },
-        PPO,
-    ),
-    "alpha": ultra(vary("alpha", (0.1, 0.5, 1.0), "alpha = {}")),
-    "learning_rate": ultra(vary("learning_rate", (1e-3, 1e-4, 1e-5), "learning rate {:g}")),
-}
+def read_studies() -> dict[str, Study]:
+    """The studies of studies.toml."""
+    tables = tomllib.loads(pathlib.Path(__file__).with_name("studies.toml").read_text(encoding="utf-8"))
+    studies = {}
+    for name, table in tables["studies"].items():
+        shared = tables["scripts"][table["script"]]
+        options = read_options(shared["options"]) | read_options(table.get("options", ""))
+        settings = {label: read_options(text) for label, text in table["settings"].items()}
+        studies[name] = Study(**{**shared, **table, "options": options, "settings": settings})
+    return studies
+
+
+STUDIES = read_studies()
 COUNTED = ("train_language_td", "train_language_actor_critic", "reproduce_ultra")  # have --dry_run
 
 
@@ -169,19 +127,6 @@ class Planned(NamedTuple):
     folder: pathlib.Path
     command: list[str]
     seeds: int
-
-
-def read_options(text: str) -> dict[str, str | None]:
-    """{name: value} of options as they stand on a command line; None for one without a value."""
-    words, options = shlex.split(text), {}
-    while words:
-        name, is_given, value = words.pop(0).partition("=")
-        if not name.startswith("--"):
-            raise ValueError(f"unexpected argument {name!r}; options are written --name=value or --name value")
-        if not is_given:
-            value = words.pop(0) if words and not words[0].startswith("--") else None
-        options[name[2:]] = value
-    return options
 
 
 def shared_options(study: Study, extra: Options, run_dir: pathlib.Path) -> Options:

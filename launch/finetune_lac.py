@@ -213,7 +213,7 @@ def main(argv: list[str]) -> None:
         if processes.first():
             write_form(run_dir / "model", config.prompts, config.model, method=config.method)
         start = {f"eval/{name}": value for name, value in results.read(run_dir)["before"].items()}
-        plots.learning_curve([run_dir], ["loss", *start], run_dir / "learning_curve.png", config.method, before=start)
+        plots.learning_curve([run_dir], ["loss", *start], run_dir / "learning_curve.png", before=start)
 
     learned, tokens_read = count(examples)
     counts = {"examples": len(examples), "tokens_learned": learned, "tokens_read": tokens_read}

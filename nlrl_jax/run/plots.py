@@ -35,7 +35,6 @@ def learning_curve(
     run_dirs: Sequence[str | os.PathLike],
     metrics: Sequence[str],
     path: str | os.PathLike,
-    title: str = "",
     smoothing: float = SMOOTHING,
     before: Mapping[str, float] | None = None,
 ) -> pathlib.Path:
@@ -66,7 +65,7 @@ def learning_curve(
     for name in available:
         start = (before or {}).get(name)
         panels[words(name)] = [metric_line([run for run in runs if name in run], name, words(name), start, smoothing)]
-    return compare(panels, path, "iteration", "", errors=True, heading=title)
+    return compare(panels, path, "iteration", "", errors=True)
 
 
 def metric_line(
@@ -134,7 +133,6 @@ def compare(
     xlabel: str,
     ylabel: str,
     errors: bool = False,
-    heading: str = "",
 ) -> pathlib.Path:
     """Draws panels of curves: the mean of each series, a band of one standard deviation, and its best run dashed.
 
@@ -145,7 +143,6 @@ def compare(
       panels: title -> series. A label has the same colour in all panels; one that is its panel's title has no legend.
       path: the PNG to write.
       errors: the band is the 95 % interval of the mean (`statistics.half_widths`), and no run is dashed.
-      heading: above all panels.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -173,7 +170,7 @@ def compare(
             axes.legend(frameon=False, fontsize=9)
         named.update(new)
 
-    return _draw_panels(panels, path, draw, crowded, heading)
+    return _draw_panels(panels, path, draw, crowded)
 
 
 class Bar(NamedTuple):
@@ -248,9 +245,7 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
     return _draw_panels(panels, path, draw, legend_below=True)
 
 
-def _draw_panels(
-    panels, path, draw: Callable[..., None], legend_below: bool = False, heading: str = ""
-) -> pathlib.Path:
+def _draw_panels(panels, path, draw: Callable[..., None], legend_below: bool = False) -> pathlib.Path:
     """A figure of `draw(axes, title, panel, place)`; place: label -> its position among the labels of all panels."""
     import matplotlib
 
@@ -258,8 +253,6 @@ def _draw_panels(
     place = {label: n for n, label in enumerate(labels)}
     with matplotlib.rc_context(_STYLE):
         figure, grid = _figure(len(panels))
-        if heading:
-            figure.suptitle(heading, fontsize=12)
         for axes, (title, panel) in zip(grid, panels.items()):
             draw(axes, title, panel, place)
         if legend_below:

@@ -91,11 +91,6 @@ def is_finished(run_dir: str | os.PathLike, iterations: int) -> bool:
     return (pathlib.Path(run_dir) / RESULTS).exists() and read(run_dir).get("iterations", iterations) >= iterations
 
 
-def mean(value: float | Sequence[float]) -> float:
-    """A metric's mean over its seeds."""
-    return sum(value) / len(value) if isinstance(value, list | tuple) else value
-
-
 def _numbers(name: str, evaluation: Mapping[str, Any]) -> dict[str, float | list[float]]:
     try:
         return {

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.envs.babyai.env import text_game
-from nlrl_jax.envs.babyai.host import host_game
 from nlrl_jax.run.reports import lac as page
 from nlrl_jax.run.reports import lac_q as q_values
 from nlrl_jax.run.reports import lac_tables as tables
@@ -155,16 +153,13 @@ def test_q_with_time():
     np.testing.assert_allclose(curves["successful"], [[0, 1, 2], [0, 3, 3], [1, 1, 1]])
     np.testing.assert_allclose(curves["failed"], [[3, 1.5, 0]])
     assert q_values.q_curves(method([]))["failed"].shape == (0, 11)
+    stored = json.loads(json.dumps(episode(True, q=(0.0, 1.0, "-inf", 2.0))))
+    assert q_values.q_along(stored).tolist() == [0, 1, 2]  # infinite ones are left out
     made = episode(True, q=(0, 1, 2))
     for record, p in zip(made["thinking"], (0.3, 0.2, 0.1)):
         record["log_good"] = [0.0, math.log(p)]
     good = q_values.correlation_table({"lac": method([made])})[1]
     assert good["correlation with time"] == "LAC: P(GOOD)" and good["successful episodes"] == "-1.00"
-
-
-def test_infinite_q_values_are_left_out():
-    stored = json.loads(json.dumps(episode(True, q=(0.0, 1.0, "-inf", 2.0))))
-    assert q_values.q_along(stored).tolist() == [0, 1, 2]
 
 
 def test_confidence_cases():
@@ -198,6 +193,8 @@ def test_tables_of_a_run():
         others["ReAct"]["minus LAC's"] == "-0.50 ± 0.57 (within noise)" and others["LAC"]["minus LAC's"] == ""
     )  # p = .08
     assert tables.comparison_table(results("lac")) == tables.comparison_table(results("rap", "react_think")) == []
+    alone = {table.title for table in page.tables(results("react_think"))}  # no LAC, no Q-values
+    assert {"Success", "Cost"} <= alone and not {"Against LAC", "Q along time"} & alone
     costs = {row["per task"]: row for row in tables.cost_table(found)}
     assert costs["LAC"]["moves of successes"] == "2.0" and costs["RAP"]["moves of successes"] == "–"
     assert page.headline(found) == "success: 0.50 with LAC, 0.00 with ReAct (within noise)"
@@ -230,26 +227,12 @@ def usage():
 
 
 def test_page(tmp_path):
-    path = page.write(
-        tmp_path,
-        "scripted",
-        {"game": "babyai", "alpha": 1.0},
-        results(),
-        usage(),
-        ["a note"],
-        {"P": "agent", "X": "nothing"},
-    )
+    legend, config = {"P": "agent", "X": "nothing"}, {"game": "babyai", "alpha": 1.0}
+    path = page.write(tmp_path, "scripted", config, results(), usage(), ["a note"], legend)
     read = Page(path.read_text(encoding="utf-8"))
     text = "".join(read.text)
     assert not read.open and "script" not in read.elements
-    for words in (
-        "LAC and planners: scripted on babyai",
-        "1,000",
-        "a note",
-        "Against LAC",
-        "Q along time",
-        "P agent",
-    ):
+    for words in ("LAC and planners: scripted on babyai", "1,000", "a note", "Against LAC", "Q along time", "P agent"):
         assert words in text
     order = ("Success", "from the first move", "follow prior or critic?", "Language-model calls", "LAC on open")
     assert sorted(order, key=text.index) == list(order)
@@ -257,21 +240,6 @@ def test_page(tmp_path):
     assert "| LAC | 0.50 [0.19, 0.81] | 1.00 [0.44, 1.00] |" in markdown
     assert markdown.count("± is the half-width of the 95 % interval") == markdown.count("differences are paired") == 1
     assert all((tmp_path / name).stat().st_size > 5000 for name in ("success.png", "cost.png", "q.png"))
-
-
-def test_a_game_of_the_host_has_the_legend_of_its_boards():
-    assert host_game().legend == text_game("go to").legend != {}
-
-
-def test_page_of_one_planner(tmp_path):
-    """No LAC, no Q-values: its tables are left out, and its episodes shown all the same."""
-    text = "".join(
-        Page(
-            page.write(tmp_path, "x", {"game": "babyai"}, results("react_think"), usage()).read_text(encoding="utf-8")
-        ).text
-    )
-    assert "Q along time" not in text and "prior or critic" not in text and "<b>which</b> way?" in text
-    assert not (tmp_path / "q.png").exists()
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)

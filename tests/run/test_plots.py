@@ -26,7 +26,7 @@ def is_png(path):
 def test_one_run_or_several_of_different_length(tmp_path, lengths):
     runs = [make_run(tmp_path / str(seed), seed, n) for seed, n in enumerate(lengths)]
     names = ["return", "eval/success", "broken", "absent"]
-    assert is_png(plots.learning_curve(runs, names, tmp_path / "c.png", title="x"))
+    assert is_png(plots.learning_curve(runs, names, tmp_path / "c.png"))
 
 
 def drawn_axes(monkeypatch, draw, *arguments, **options):
@@ -58,12 +58,12 @@ def test_several_runs_are_their_mean_and_one_is_drawn_as_measured_too(tmp_path, 
             for i, x in enumerate(values):
                 writer.write(i, {"x": x, "y": x})
     draw = lambda *names: drawn_axes(
-        monkeypatch, plots.learning_curve, [tmp_path / name for name in names], ["x", "y"], "", "heading", smoothing=0.7
+        monkeypatch, plots.learning_curve, [tmp_path / name for name in names], ["x", "y"], "", smoothing=0.7
     )
     mean, other = draw("a", "b")
     np.testing.assert_allclose(mean.lines[0].get_ydata(), [2, 2, 2.5])  # running means over two values
     assert len(mean.lines) == 1 and mean.collections and not mean.get_legend()
-    assert mean.lines[0].get_color() != other.lines[0].get_color() and mean.figure.get_suptitle() == "heading"
+    assert mean.lines[0].get_color() != other.lines[0].get_color()
     raw, smooth = draw("a")[0].lines
     np.testing.assert_allclose(raw.get_ydata(), [1, 2, 3])
     np.testing.assert_allclose(smooth.get_ydata(), [1, 1.5, 2.5])

@@ -24,7 +24,7 @@ def test_written_and_read(tmp_path):
     )
     json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     stored = results.read(tmp_path / "part")
-    assert stored["after"] == {"success": [0.5, 1.0]} and results.mean(stored["after"]["success"]) == 0.75
+    assert stored["after"] == {"success": [0.5, 1.0]}
     assert stored["before"]["success"] == 0.25 and math.isnan(stored["before"]["loss"])
     assert stored["seeds"] == [3, 4] and stored["transcripts"] == {"before": [], "after": [EPISODE]}
     assert stored["worst"] == "-inf"

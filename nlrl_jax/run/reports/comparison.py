@@ -81,7 +81,7 @@ def _spread(values: np.ndarray) -> str:
 
 def curves(runs: Sequence[ComparedRun], in_seconds: bool = False) -> tuple[dict[str, list[Series]], list[str]]:
     """(a panel per metric with a line per run, a running mean; the metrics left out because they have one value in all
-    runs). A metric that repeats an earlier one has no panel.
+    runs).
 
     Args:
       in_seconds: x is the time that training took without compiling and evaluating, not the iterations done.
@@ -96,17 +96,7 @@ def curves(runs: Sequence[ComparedRun], in_seconds: bool = False) -> tuple[dict[
                 panels.setdefault(name, []).append(line._replace(x=run.pace * line.x) if in_seconds else line)
     values = {name: np.concatenate([line.ys.ravel() for line in lines]) for name, lines in panels.items()}
     constant = [name for name in panels if np.nanmin(values[name]) == np.nanmax(values[name])]
-    drawn: dict[str, list[Series]] = {}
-    for name, lines in panels.items():
-        if name not in constant and not any(_same(lines, panel) for panel in drawn.values()):
-            drawn[name] = lines
-    return {words(name): lines for name, lines in drawn.items()}, [*map(words, constant)]
-
-
-def _same(lines: Sequence[Series], panel: Sequence[Series]) -> bool:
-    pairs = list(zip(lines, panel))
-    equal = [np.array_equal(a.ys, b.ys, equal_nan=True) and np.array_equal(a.x, b.x) for a, b in pairs]
-    return len(lines) == len(panel) and all(equal)
+    return {words(name): lines for name, lines in panels.items() if name not in constant}, [*map(words, constant)]
 
 
 def baselines(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:

@@ -100,11 +100,8 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def explained(results: Results) -> str:
     """Explains the table's numbers."""
-    return f"Mean return over the starts. {header('seeds of play', _seeds(results))}"
-
-
-def _seeds(results: Results) -> int:
-    return len(next(iter(next(iter(results.values())).values()))["returns"])
+    first = next(iter(next(iter(results.values())).values()))
+    return f"Mean return over the starts. {header('seeds of play', len(first['returns']))}"
 
 
 def figure(results: Results, path: pathlib.Path) -> pathlib.Path:
@@ -112,22 +109,15 @@ def figure(results: Results, path: pathlib.Path) -> pathlib.Path:
     panels = {}
     for maze, finished in results.items():
         means = {GPIMethod.of(name): np.mean(result["returns"], axis=1) for name, result in finished.items()}
-        alone = [row for row in means if not row.K]
         ahead = sorted((row for row in means if row.K), key=lambda row: row.K)
-        span = [row.K for row in ahead][:: max(len(ahead) - 1, 1)] or [1]
-        panel = [_line(row.title, span, np.repeat(means[row][:, None], len(span), axis=1)) for row in alone]
+        ends = [ahead[0].K, ahead[-1].K] if ahead else [0, 1]
+        alone = {row.title: np.stack([values] * 2, axis=1) for row, values in means.items() if not row.K}
+        panels[maze] = [Series(title, ends, ys, points=True) for title, ys in alone.items()]
         for N in sorted({row.N for row in ahead}):
-            line = [row for row in ahead if row.N == N]
-            panel.append(_line(f"GPI, N={N}", [row.K for row in line], np.stack([means[row] for row in line], axis=1)))
-        panels[maze] = panel
+            rows = [row for row in ahead if row.N == N]
+            ys = np.stack([means[row] for row in rows], axis=1)
+            panels[maze].append(Series(f"GPI, N={N}", [row.K for row in rows], ys, points=True))
     return compare(panels, path, "variations of each action [K]", "mean return")
-
-
-def _line(label: str, x: Sequence[float], ys: np.ndarray) -> Series:
-    """A line; a single point, which would be invisible, becomes a short level one. ys: [seeds, points]."""
-    if len(set(x)) > 1:
-        return Series(label, x, ys)
-    return Series(label, [x[0] - 0.2, x[0] + 0.2], np.repeat(ys[:, :1], 2, axis=1))
 
 
 def first_and_last(names: Sequence[str]) -> tuple[str, str]:
@@ -138,17 +128,15 @@ def first_and_last(names: Sequence[str]) -> tuple[str, str]:
 
 def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results: Results, usage: Usage) -> pathlib.Path:
     """table.md, the figure and the page."""
-    rows = table(results)
-    measurements(results).write(run_dir)
+    rows, numbers = table(results), measurements(results)
+    numbers.write(run_dir)
     write_atomically(run_dir / "table.md", f"{explained(results)}\n\n{markdown(rows)}")
     compared = {maze: first_and_last(list(finished)) for maze, finished in results.items()}
     problems = Counter()
     for result in (result for finished in results.values() for result in finished.values()):
         problems.update(result["problems"])
     unreadable = [{"problem": name, "times": count} for name, count in sorted(problems.items())]
-    caption = "Mean return over the starts for each number of variations"
-    if _seeds(results) > 1:
-        caption += "; bands are one standard deviation, dashed lines the best seed"
+    maze, (first, last) = next(iter(compared.items()))
     return write_report(
         run_dir,
         title=f"Language GPI by prompting: {model} in the mazes {' and '.join(results)}",
@@ -156,7 +144,11 @@ def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results:
         config=config,
         blocks=[
             Table("Results", rows, explained(results)),
-            Picture(figure(results, run_dir / "return_against_k.png"), caption),
+            Picture(
+                figure(results, run_dir / "return_against_k.png"),
+                "Mean return over the starts for each number of variations; with several seeds, bands are one standard "
+                "deviation, dashed lines the best seed.",
+            ),
             Table("Problems with replies", unreadable, "An action that cannot be read is replaced by a random one."),
             tokens(usage),
             EpisodePairs(
@@ -165,12 +157,5 @@ def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results:
                 ("policy alone", "language GPI"),
             ),
         ],
-        headline=headline(results),
+        headline=numbers.headline(f"return {maze}", last, [first]) if first != last else "",
     )
-
-
-def headline(results: Results) -> str:
-    """The return in the first maze with the most look-ahead, and that of the policy alone; "" of a single row."""
-    maze, finished = next(iter(results.items()))
-    first, last = first_and_last(list(finished))
-    return measurements(results).headline(f"return {maze}", last, [first]) if first != last else ""
