@@ -41,8 +41,9 @@ from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.ms_grpo.agents import Agents, finished, load_policy, train_agents
 from nlrl_jax.run.ms_grpo.config import DEMO, AgentConfig
-from nlrl_jax.run.plots import Bar, bars, compare, metric_line
+from nlrl_jax.run.plots import bars, compare, metric_line
 from nlrl_jax.run.report import EpisodePairs, Picture, Table, markdown, model_name, write_report
+from nlrl_jax.run.reports.tidy import Measurement, Measurements
 from nlrl_jax.run.sizing import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.statistics import deviation, estimate, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -160,19 +161,14 @@ def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:
     return compare(panels, run_dir / "figure_1.png", "iteration", "environment reward")
 
 
-def figure_2(run_dir: pathlib.Path, results, dqn: dict[str, float]) -> pathlib.Path:
-    """The final agents, the untrained model and the DQN. Error bars: one standard deviation over seeds,
-    for the DQN over episodes."""
-    panels = {}
-    for name, title in VARIANTS.items():
-        panel = [Bar("untrained", results["snake"]["before"][name], 0.0)]
-        for game, short in (("snake", "Snake\nagent"), ("frozen_lake", "FrozenLake\nagent")):
-            final = np.array(results[game]["after"][name])
-            panel.append(Bar(short, final.mean(), float(deviation(final))))
-        if name == "snake":
-            panel.append(Bar("DQN", dqn["env_return"], dqn["env_return_std"]))
-        panels[title] = panel
-    return bars(panels, run_dir / "figure_2.png", "environment reward")
+def measurements(results: dict[str, dict[str, Any]], dqn: dict[str, float]) -> Measurements:
+    """The tidy rows: methods are the agents, units the seeds of training, metrics the rewards in every variant."""
+    rows = [Measurement("untrained", 0, title, results["snake"]["before"][name]) for name, title in VARIANTS.items()]
+    for game, result in results.items():
+        for name, title in VARIANTS.items():
+            for seed, reward in enumerate(result["after"][name]):
+                rows.append(Measurement(f"{VARIANTS[game]} agent", seed, title, reward))
+    return Measurements([*rows, Measurement("DQN", 0, VARIANTS["snake"], dqn["env_return"])])
 
 
 def configs_of(config: MatrixConfig, dry_run: bool = False) -> tuple[dict[str, AgentConfig], DQNTrainingConfig, int]:
@@ -228,7 +224,9 @@ def write_matrix(
     Args:
       results: of `train_agents`, by game. dqn: the evaluation of the DQN on Snake.
     """
-    rows = table_1(results)
+    rows, numbers = table_1(results), measurements(results, dqn)
+    numbers.write(run_dir)
+    panels = numbers.bars({title: title for title in VARIANTS.values()}, numbers.methods)
     explained = header("seeds of training from one model", seeds)
     text = f"{explained}\n\n{markdown(rows)}"
     write_atomically(run_dir / "table_1.md", text)
@@ -251,7 +249,10 @@ def write_matrix(
                 figure_1(run_dir, results, seeds),
                 "Evaluations while the agents learn; bands: one standard deviation; dashed: the best run.",
             ),
-            Picture(figure_2(run_dir, results, dqn), "Every agent on every variant; bars: one standard deviation."),
+            Picture(
+                bars(panels, run_dir / "figure_2.png", "environment reward"),
+                "Every agent on every variant; arms: 95 % intervals over seeds.",
+            ),
             EpisodePairs(*transcripts),
         ],
     )

@@ -142,8 +142,7 @@ def reproduce(runs: Sequence[Run]) -> str:
     after = jax.tree.map(lambda leaf: leaf[scores[best][main][0].argmax()], refined[best])
     agents = (("before", base), (f"after {best}", after))
     films = {label: run.record(agent, run.key(5), 1, continuous) for label, agent in agents}
-    evidence = report.Evidence(trajectories, findings, films)
-    page = report.write(run_dir, run.game, flat(config), everything, evidence)
+    page = report.write(run_dir, run.game, flat(config), everything, trajectories, findings, films)
     return f"\n{text}\nreport: {page}\n{everything.last_line()}"
 
 

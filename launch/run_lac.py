@@ -242,7 +242,7 @@ def run(
             apart = prompts.acts_apart(setting.model, metered(policy, usage), acting)
             played = dataclasses.replace(setting, model=apart)
         result = run_method(played, name, method, dialogue, tasks)
-        print(f"{method.title}: {tables.line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
+        print(f"{method.title}: {tables.line_of(result)} ({time.perf_counter() - clock:.0f} s)", flush=True)
         return result
 
     try:

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shlex
+import types
 
 import pytest
 
@@ -33,27 +34,6 @@ def test_every_command_line_is_one_that_its_script_takes(study):
     for name, value in ablate.read_options(shlex.join(first.command[1:])).items():
         if name != "preset":
             assert str(flat(config)[name]).lower() == str(value).lower() or float(value) == flat(config)[name]
-
-
-@pytest.mark.parametrize(
-    "study, names, values",
-    [
-        ("aaw", ("group_size", "group_sample"), ["100 25", "100 50", "100 100", "100 25", "25 25", "50 25"]),
-        ("aaw_control", ("group_sample", "sampling_temperature"), ["25 0.1", "100 0.1", "25 1000000.0", "25 0.1"]),
-        ("credit", ("credit", "num_groups"), ["None None", "turn None"]),
-        (
-            "sampling", ("temperature", "top_k"),
-            ["0.5 3", "1.0 3", "1.5 3", "2.0 3", "1.5 2", "1.5 10", "1.5 0"],
-        ),
-        ("alpha", ("alpha", "seeds"), ["0.1 3", "0.5 3", "1.0 3"]),
-        ("ppo", ("epochs", "threats", "iterations"),
-         ["None None None", "4 None None", "4 True None", "4 True 65"]),
-    ],
-)  # fmt: skip
-def test_the_settings_of_the_studies(study, names, values):
-    firsts = {run.label: run for run in reversed(planned(study))}
-    lines = [" ".join(str(option(run, name)) for name in names) for run in reversed(firsts.values())]
-    assert lines == values
 
 
 def test_seeds_and_given_options_reach_every_run_and_equal_settings_are_one():
@@ -89,34 +69,33 @@ def test_options_of_the_runs_are_gathered():
         assert module.gathered(words) == ours
 
 
-def play(calls, fails=()):
-    """Stands for `ablate.call`: a run that leaves metrics, seed by seed better."""
+@pytest.fixture
+def script(monkeypatch):
+    """Stands for the scripts: a run that leaves metrics, seed by seed better; those with a seed in `fails` fail."""
+    calls, fails = [], set()
 
-    def call(command, *more):
-        calls.append([*command, *more])
-        given = ablate.read_options(shlex.join([*command[1:], *more]))
-        if "dry_run" in given:
-            return
-        if given["seed"] in fails:
-            raise ValueError("stopped")
-        folder, seed = pathlib.Path(given["run_dir"]), int(given["seed"])
-        open_run(folder, {"credit": given.get("credit", "episode"), "seed": seed}, resume="resume" in given)
-        rows = [{"iteration": i, "eval/success": 0.1 * i + seed} for i in range(3)]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        seconds = [{"iteration": i, "seconds": 2.0} for i in range(3)]
-        (folder / "timings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seconds))
-        write_results(folder, script="x", before={"success": 0.0}, after={"success": 0.2 + seed})
+    def call(words):
+        calls.append(words[3:])
+        given = ablate.read_options(shlex.join(words[4:]))
+        if "dry_run" not in given and given["seed"] not in fails:
+            folder, seed = pathlib.Path(given["run_dir"]), int(given["seed"])
+            open_run(folder, {"credit": given.get("credit", "episode"), "seed": seed}, resume="resume" in given)
+            rows = [{"iteration": i, "eval/success": 0.1 * i + seed} for i in range(3)]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            seconds = [{"iteration": i, "seconds": 2.0} for i in range(3)]
+            (folder / "timings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seconds))
+            write_results(folder, script="x", before={"success": 0.0}, after={"success": 0.2 + seed})
+        return types.SimpleNamespace(returncode=int(given.get("seed") in fails))
 
-    return call
+    monkeypatch.setattr("subprocess.run", call)
+    return calls, fails
 
 
-def test_a_study_that_stopped_goes_on_and_leaves_a_page(tmp_path, monkeypatch, capsys):
-    calls = []
-    args = "--study=credit", f"--run_dir={tmp_path / 'run'}"
-    scripted = play(calls, fails=("1",))
-    monkeypatch.setattr("subprocess.run", lambda words: _ended(scripted, words))
+def test_a_study_that_stopped_goes_on_and_leaves_a_page(tmp_path, script, capsys):
+    (calls, fails), args = script, ("--study=credit", f"--run_dir={tmp_path / 'run'}")
+    fails.add("1")
     assert "stopped: nlrl-jax train_ms_grpo" in refusal("ablate", *args, "--seeds=2")
-    scripted = play(calls)
+    fails.clear()
     run("ablate", *args, "--resume")
     assert [line[0] for line in calls] == ["train_ms_grpo"] * 5  # of four runs one was tried twice
     assert not any("--resume" in line for line in calls)
@@ -127,26 +106,11 @@ def test_a_study_that_stopped_goes_on_and_leaves_a_page(tmp_path, monkeypatch, c
     assert "credit: what each choice changes" in page and (tmp_path / "run" / "credit.png").stat().st_size > 0
 
 
-def _ended(call, words):
-    try:
-        call(words[3:])
-    except ValueError:
-        return Ended(1)
-    return Ended(0)
-
-
-class Ended:
-    def __init__(self, code):
-        self.returncode = code
-
-
-@pytest.mark.parametrize("study, script", [("k", "train_language_actor_critic"), ("alpha", "reproduce_ultra")])
-def test_a_dry_run_counts_every_setting_once(monkeypatch, capsys, study, script):
-    calls = []
-    monkeypatch.setattr("subprocess.run", lambda words: _ended(play(calls), words))
+@pytest.mark.parametrize("study, name", [("k", "train_language_actor_critic"), ("alpha", "reproduce_ultra")])
+def test_a_dry_run_counts_every_setting_once(script, capsys, study, name):
     run("ablate", f"--study={study}", "--options=--aggregator=endpoint", "--seeds=3", "--dry_run")
-    assert [line[0] for line in calls] == [script] * 3
-    assert all(line[-1] == "--dry_run" for line in calls) and capsys.readouterr().out.count("3 times:") == 3
+    assert [line[0] for line in script[0]] == [name] * 3
+    assert all(line[-1] == "--dry_run" for line in script[0]) and capsys.readouterr().out.count("3 times:") == 3
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_a_game_without_success_shows_its_return(tmp_path):
                "measure": "reward"}
         for name, reward in (("lac", 1.0), ("react", 0.5), ("lac_no_critic", 0.0))
     }  # fmt: skip
-    assert tables.line_of(made["lac"], "return").startswith("return 2.500 ± ")
+    assert tables.line_of(made["lac"]).startswith("return 2.500 ± ")
     (first, *_), (compared, other) = (
         tables.main_table(made),
         tables.comparison_table({name: made[name] for name in ("lac", "react")}),

@@ -17,6 +17,7 @@ from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.ms_grpo.config import AgentConfig
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import EpisodePairs, Picture, changes, model_name, write_report
+from nlrl_jax.run.reports.tidy import Measurement, Measurements
 from nlrl_jax.weights import peft
 
 SCRIPT = "train_ms_grpo"
@@ -155,6 +156,9 @@ def write_page(
     curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
     health = learning_curve([run_dir], alarms.MEASURES, run_dir / "replies.png")
     warnings, used = alarms.warnings(run_dir), read_metrics(run_dir).get("row_use", ())
+    stages = {"before": before, "after": after}
+    rows = [Measurement(stage, config.seed, *row) for stage, scores in stages.items() for row in scores.items()]
+    Measurements(rows).write(run_dir)
     report = write_report(
         run_dir,
         title=f"MS-GRPO: {model} on {game}",

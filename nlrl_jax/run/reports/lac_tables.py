@@ -120,13 +120,13 @@ def summarize(result: Result) -> dict[str, Any]:
     }
 
 
-def line_of(result: Result, score: str) -> str:
-    """A method's scores in a line; `score` is the reward's name, "" where it says no more than success."""
-    summary, episodes = summarize(result), result["episodes"]
-    fields = {"success": "success"} if measure(result) == "success" else {}
-    fields |= {"reward": score or "return"} if score or not fields else {}
-    means = "".join(f"{name} {over_tasks(episodes, field).text('.3f')}, " for field, name in fields.items())
-    return f"{means}{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task"
+def line_of(result: Result) -> str:
+    """A method's scores in a line."""
+    results, numbers = {"": result}, measurements({"": result})
+    names = [name for name in (measure_name(results), score_name(results)) if name]
+    means = "".join(f"{name} {numbers.mean('', name).text('.3f')}, " for name in names)
+    moves, tokens = (numbers.mean("", metric).mean for metric in ("moves", "tokens"))
+    return f"{means}{moves:.1f} steps and {tokens:.0f} tokens per task"
 
 
 def kinds_of(numbers: Measurements) -> dict[str, str]:

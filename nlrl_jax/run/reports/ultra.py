@@ -167,24 +167,23 @@ class Refined:
         return header("seeds of one base agent, so it speaks of this agent alone", seeds)
 
 
-class Evidence(NamedTuple):
-    """What the page shows of play.
+def write(
+    folder: pathlib.Path,
+    game: ControlGame,
+    config: Mapping[str, Any],
+    refined: Refined,
+    trajectories: Trajectories,
+    findings: Findings,
+    films: Mapping[str, Trajectories],
+) -> pathlib.Path:
+    """Writes the page and its pictures into the run's folder.
 
-    Attributes:
+    Args:
+      config: flat, of `nlrl-jax reproduce_ultra`.
       trajectories: the episodes of the first base agent. findings: the analyst's, about them.
       films: label -> one episode, from the same start.
     """
-
-    trajectories: Trajectories
-    findings: Findings
-    films: Mapping[str, Trajectories]
-
-
-def write(
-    folder: pathlib.Path, game: ControlGame, config: Mapping[str, Any], refined: Refined, evidence: Evidence
-) -> pathlib.Path:
-    """Writes the page and its pictures into the run's folder. config: flat, of `nlrl-jax reproduce_ultra`."""
-    numbers, findings = refined.numbers, evidence.findings
+    numbers = refined.numbers
     counts = [{"reply": name, "times": number} for name, number in sorted(findings.counts.items())]
     coverage = "with the first base agent" if len(refined.bases) > 1 else "all stages"
     shares = {name: Column(name, ".1%") for name in ("critical", "action replaced")}
@@ -196,7 +195,7 @@ def write(
             "Share of the steps of refinement.",
         ),
     ]
-    drawn, exchanges = case_study(folder, game, evidence)
+    drawn, exchanges = case_study(folder, game, trajectories, findings)
     numbers.write(folder)
     notes = explained(game.score, config, refined), ""
     return write_report(
@@ -212,7 +211,7 @@ def write(
             ),
             *(analyst if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
             *drawn,
-            *(filmed(folder, game, evidence.films) if game.draw else []),
+            *(filmed(folder, game, films) if game.draw else []),
             tokens(Usage(folder)),
             Exchanges(exchanges),
         ],
@@ -220,12 +219,14 @@ def write(
     )
 
 
-def case_study(folder: pathlib.Path, game: ControlGame, evidence: Evidence) -> tuple[list[Picture], list[Exchange]]:
+def case_study(
+    folder: pathlib.Path, game: ControlGame, trajectories: Trajectories, findings: Findings
+) -> tuple[list[Picture], list[Exchange]]:
     """(timelines of a few episodes, what the analyst wrote about them)."""
     words = game.roles.format_action if game.roles else str
     draw_case = game.draw_case or (game.draw and (lambda states, actions, suggested: game.draw(states)))
-    drawn, exchanges, findings = [], [], evidence.findings
-    for n, case in enumerate(cases(evidence.trajectories, findings.states)):
+    drawn, exchanges = [], []
+    for n, case in enumerate(cases(trajectories, findings.states)):
         if draw_case:
             path = pictures.timeline(case, draw_case, words, folder / f"case_{n}.png")
             drawn.append(Picture(path, "Critical states, and the analyst's reward for the action taken in each."))
