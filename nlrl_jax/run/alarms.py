@@ -20,6 +20,12 @@ _UNPAID = 10  # iterations without a reward of the game, after which that is sai
 _IN_VAIN = 3  # iterations without anything to learn from, after which that is said
 _CERTAIN = 0.01  # nats per token: below it, a model tries nothing new
 _IGNORED = 0.01  # nats per reply: below it, a reply owes nothing to its prompt
+_FALLS = (  # a measure, the share of its first value below which it has fallen, what that means
+    ("surprisal", 0.05, "The model hardly explores any more: almost every token is certain"),
+    ("distinct_replies", 0.25, "Replies have become alike"),
+    ("state_dependence", 0.1, "Replies hardly depend on the state any more"),
+    ("return_spread", 0.1, "Episodes of a group end alike, so there is little to learn from"),
+)
 
 
 def warnings(run_dir: str | os.PathLike) -> list[str]:
@@ -28,31 +34,19 @@ def warnings(run_dir: str | os.PathLike) -> list[str]:
     if len(metrics["iteration"]) < 2 * _ENDS:
         return []
     n = max(len(metrics["iteration"]) // 10, _ENDS)
-    # (mean of the first n iterations, of the last n) of each measure
-    means = {name: (np.mean(metrics[name][:n]), np.mean(metrics[name][-n:])) for name in MEASURES if name in metrics}
     sentences = []
-
-    def check(name: str, bad: bool, sentence: str) -> None:
-        if bad:
-            first, last = means[name]
+    for name, share, sentence in _FALLS:
+        if name not in metrics:
+            continue
+        first, last = (float(np.mean(part)) for part in (metrics[name][:n], metrics[name][-n:]))
+        best = max(first, float(np.max(metrics[name]))) if name == "state_dependence" else first  # it is learned
+        is_noise = name == "surprisal" and last > 2 * first + 0.5
+        if is_noise:
+            sentence = "Replies turn into noise: their tokens have become unlikely"
+        if is_noise or last < share * best:
             sentences.append(
                 f"{sentence} ({name} {first:.3g} in the first {n} iterations, {last:.3g} in the last {n})."
             )
-
-    if "surprisal" in means:
-        first, last = means["surprisal"]
-        check("surprisal", last < 0.05 * first, "The model hardly explores any more: almost every token is certain")
-        check("surprisal", last > 2 * first + 0.5, "Replies turn into noise: their tokens have become unlikely")
-    if "distinct_replies" in means:
-        first, last = means["distinct_replies"]
-        check("distinct_replies", last < first / 4, "Replies have become alike")
-    if "state_dependence" in means:
-        first, last = means["state_dependence"]
-        best = max(first, float(np.max(metrics["state_dependence"])))
-        check("state_dependence", last < 0.1 * best, "Replies hardly depend on the state any more")
-    if "return_spread" in means:
-        first, last = means["return_spread"]
-        check("return_spread", last < 0.1 * first, "Episodes of a group end alike, so there is little to learn from")
     if "env_return" in metrics and not np.any(metrics["env_return"][-max(n, _UNPAID) :]):
         sentences.append(f"T{_unpaid(max(n, _UNPAID))[1:]}.")
     return sentences
