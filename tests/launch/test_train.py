@@ -47,7 +47,14 @@ def lora_of(run_dir):
 
 
 def test_leaves_everything(whole):
-    for name in ("config.json", "metrics.jsonl", "results.json", "report.html", "learning_curve.png"):
+    for name in (
+        "config.json",
+        "metrics.jsonl",
+        "results.json",
+        "report.html",
+        "learning_curve.png",
+        "measurements.csv",
+    ):
         assert (whole / name).stat().st_size > 0, name
     assert (whole / "adapter" / "adapter_config.json").is_file()
     assert any((whole / "tensorboard").iterdir())

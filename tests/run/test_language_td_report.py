@@ -20,4 +20,6 @@ def test_a_run_of_no_iterations_shows_evaluations_once(tmp_path, iterations):
     page = report.write(tmp_path, {"model": "nano_board"}, stored, shown, Usage(), (0.4,)).read_text()
     learned = bool(iterations)
     assert ("0.500 → 0.700" in page) == learned and (tmp_path / "curve.png").exists() == learned
+    rows = (tmp_path / "measurements.csv").read_text().splitlines()
+    assert ("value model after,all,accuracy at 0.4,0.7" in rows) == learned
     assert ("value model after" in page) == ("evaluation after" in page) == learned

@@ -132,9 +132,9 @@ def write(
       about: a sentence about the model, for table.md and the page.
     """
     lac_tables.measurements(results).write(run_dir)
-    main, *others = tables(results)
+    main, *rest = tables(results)
     text = f"Model: {printable(model_name)}{f'. {about}' * bool(about)}\n"
-    for table in (main, *others):
+    for table in (main, *rest):
         text += f"\n# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note)
     write_atomically(run_dir / "table.md", text)
     stories_of = Stories(stories(results), NOTE)
@@ -143,7 +143,7 @@ def write(
         title=f"LAC and planners: {model_name} on {config['game']}",
         question=QUESTION,
         config=config,
-        blocks=[about, main, *notes, *figures(results, run_dir), *others, tokens(usage), stories_of],
+        blocks=[about, main, *notes, *figures(results, run_dir), *rest, tokens(usage), stories_of],
         headline=headline(results),
         legend=legend,
     )

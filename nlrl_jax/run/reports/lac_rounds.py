@@ -62,9 +62,10 @@ def measured(rows: Sequence[Row]) -> str:
 def measurements(runs: Runs) -> Measurements:
     """The tidy rows of a loop: methods are the rounds that all runs have finished, metrics who played, and tokens."""
     rows, stored = [], [results.read(run) for run in runs]
+    done = min(len(result["rounds"]) for result in stored)
     for run, result in zip(runs, stored, strict=True):
         seed, field = " ".join(map(str, np.ravel(result["seeds"]))), measured(result["rounds"])
-        for k, numbers in enumerate(result["rounds"][: min(len(other["rounds"]) for other in stored)]):
+        for k, numbers in enumerate(result["rounds"][:done]):
             for player in players(numbers):
                 name = f"round_{k}" if player == TEACHER else f"after_{k}_{player}"
                 episodes = json.loads((run / "episodes" / f"{name}.json").read_text())["episodes"]
@@ -99,29 +100,29 @@ def headline(rows: Sequence[Row], teacher: str) -> str:
     return ", ".join(parts)
 
 
-def lead(first: Measurements, other: Measurements, metric: str) -> str:
-    """The first group's prior minus another's last one, seed by seed, at no more tokens than the other spent.
+def lead(group: Measurements, rival: Measurements, metric: str) -> str:
+    """A group's prior minus a rival's last one, seed by seed, at no more tokens than the rival spent.
 
     Raises:
       ValueError: they have other seeds.
     """
-    last = [k for k in other.methods if other.units(k, metric)][-1]
-    budget = other.mean(last, SPENT).mean
-    k = [k for k in first.methods if first.units(k, metric) and first.mean(k, SPENT).mean <= budget][-1]
-    ours, theirs = first.units(k, metric), other.units(last, metric)
-    if ours.keys() != theirs.keys():
+    last = [k for k in rival.methods if rival.units(k, metric)][-1]
+    budget = rival.mean(last, SPENT).mean
+    k = [k for k in group.methods if group.units(k, metric) and group.mean(k, SPENT).mean <= budget][-1]
+    scores, references = group.units(k, metric), rival.units(last, metric)
+    if scores.keys() != references.keys():
         raise ValueError("these runs have different tasks; compare runs with the same --seed")
-    gain = estimate([ours[unit] - theirs[unit] for unit in ours])
+    gain = estimate([scores[unit] - references[unit] for unit in scores])
     return f"{gain.text('+.3f')} ({gain.verdict}): {k} rounds against {last}"
 
 
 def blocks(groups: Mapping[str, Runs], picture: pathlib.Path) -> list[Table | Picture]:
     """A table per group of seeds, and the picture of all, which it draws."""
     numbers, metric = {name: measurements(runs) for name, runs in groups.items()}, title(PRIOR)
-    (first, ours), *others = numbers.items()
+    (first, group), *rivals = numbers.items()
     tables = [block(first, groups[first])]
-    for name, theirs in others:
-        note = f" {first} before {name}, at no more tokens: {lead(ours, theirs, metric)}."
+    for name, rival in rivals:
+        note = f" {first} before {name}, at no more tokens: {lead(group, rival, metric)}."
         tables.append(block(name, groups[name], note))
     lines = [
         group.curve(name, metric, [group.mean(k, SPENT).mean / 1e6 for k in group.methods])
@@ -135,7 +136,7 @@ def write(
     run_dir: pathlib.Path,
     config: Mapping[str, Any],
     rows: Sequence[Row],
-    ends: Mapping[str, tuple[Result, Result]],
+    plays: Mapping[str, tuple[Result, Result]],
     usage: Usage,
     legend: Mapping[str, str] | None = None,
 ) -> pathlib.Path:
@@ -143,7 +144,7 @@ def write(
 
     Args:
       config: flat, with "teacher", "model" and "game".
-      ends: {METHOD: its first and last play of the held-out tasks}; the first method's episodes are shown.
+      plays: {METHOD: its first and last play of the held-out tasks}; the first method's episodes are shown.
     """
     teacher, field, numbers = config["teacher"], measured(rows), measurements([run_dir])
     numbers.write(run_dir)
@@ -151,8 +152,8 @@ def write(
     lines = [numbers.curve(title(name), title(name), range(len(rows))) for name in players(rows[0])]
     picture = compare({field: lines}, run_dir / "rounds.png", "rounds of learning", field, errors=True)
     episodes = []
-    for name, plays in list(ends.items())[:1]:
-        for stage, result in zip(("before", "after"), plays, strict=True):
+    for name, pair in list(plays.items())[:1]:
+        for stage, result in zip(("before", "after"), pair, strict=True):
             episodes += stories({f"{title(name)} {stage} learning": result})
     about = (
         f" {share}. The prior was trained once, so the interval does not cover other trainings. Fresh tasks are new in "

@@ -110,9 +110,9 @@ def figure(results: Results, path: pathlib.Path) -> pathlib.Path:
     for maze, finished in results.items():
         means = {GPIMethod.of(name): np.mean(result["returns"], axis=1) for name, result in finished.items()}
         ahead = sorted((row for row in means if row.K), key=lambda row: row.K)
-        ends = [ahead[0].K, ahead[-1].K] if ahead else [0, 1]
+        span = [ahead[0].K, ahead[-1].K] if ahead else [0, 1]
         alone = {row.title: np.stack([values] * 2, axis=1) for row, values in means.items() if not row.K}
-        panels[maze] = [Series(title, ends, ys, points=True) for title, ys in alone.items()]
+        panels[maze] = [Series(title, span, ys, points=True) for title, ys in alone.items()]
         for N in sorted({row.N for row in ahead}):
             rows = [row for row in ahead if row.N == N]
             ys = np.stack([means[row] for row in rows], axis=1)
