@@ -17,17 +17,16 @@ ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = {"game": "frozen_lake", "iterations": 10, "model": "nano", "sizes": (1, 2), "rate": 1e-4}
 
 
+def here(values, tmp_path):
+    """The values with this test's folder in place of {here}."""
+    return {name: x.format(here=tmp_path) if isinstance(x, str) else x for name, x in values.items()}
+
+
 @pytest.fixture
 def run_dir(tmp_path):
     path = tmp_path / "deep" / "run"
     yield path
     close_run(path)
-
-
-def test_new_run(run_dir):
-    path = open_run(run_dir, CONFIG)
-    assert path == run_dir and path.is_absolute()
-    assert read_config(run_dir) == CONFIG | {"sizes": [1, 2]}
 
 
 def test_an_infinite_option_is_a_word_in_the_file_and_a_number_on_resume(run_dir, capsys):
@@ -39,28 +38,17 @@ def test_an_infinite_option_is_a_word_in_the_file_and_a_number_on_resume(run_dir
     assert read_config(run_dir)["alpha"] == float("inf") and capsys.readouterr().out == ""
 
 
-def test_a_stored_value_is_read_in_todays_words(run_dir, capsys):
-    close_run(open_run(run_dir, CONFIG | {"examples": -1}))
-    today = lambda stored: stored | {"examples": "auto"}
-    open_run(run_dir, CONFIG | {"examples": "auto"}, resume=True, translate=today)
-    assert read_config(run_dir)["examples"] == "auto" and capsys.readouterr().out == ""
-
-
 def test_second_run_is_refused_and_resume_goes_on(run_dir, capsys):
-    open_run(run_dir, CONFIG)
+    open_run(run_dir, CONFIG | {"rate": -1.0})
+    close_run(run_dir)
+    path = open_run(run_dir, CONFIG)  # a command that left nothing but its config can be corrected
+    assert path == run_dir and path.is_absolute() and read_config(run_dir) == CONFIG | {"sizes": [1, 2]}
     (run_dir / "metrics.jsonl").write_text("")
     close_run(run_dir)
     with pytest.raises(ValueError, match="already holds a run; pass --resume .* another --run_dir"):
         open_run(run_dir, CONFIG)
     open_run(run_dir, CONFIG, resume=True)  # the refusal gave the lock back
     assert capsys.readouterr().out == ""
-
-
-def test_a_command_that_left_nothing_but_its_config_can_be_corrected(run_dir):
-    open_run(run_dir, CONFIG | {"rate": -1.0})
-    close_run(run_dir)
-    open_run(run_dir, CONFIG)
-    assert read_config(run_dir)["rate"] == 1e-4
 
 
 def test_a_run_without_the_mark_goes_on_and_is_never_deleted(run_dir):
@@ -89,58 +77,55 @@ def test_a_folder_that_is_no_run_is_left_alone(run_dir, name, options):
     assert found == {name: '{"model_type": "qwen2"}', "model.safetensors": "weights"}
 
 
-def test_changed_config(run_dir, capsys):
-    open_run(run_dir, CONFIG)
-    close_run(run_dir)
-    open_run(run_dir, CONFIG | {"iterations": 20}, resume=True)
-    assert "iterations: 10 -> 20" in capsys.readouterr().out
-    assert read_config(run_dir)["iterations"] == 20
-    close_run(run_dir)
-    changed = {**CONFIG, "iterations": 30, "rate": 1e-3, "new": True}
-    del changed["game"]
-    with pytest.raises(ValueError) as error:
-        open_run(run_dir, changed, resume=True)
-    lines = [line.strip() for line in str(error.value).splitlines()]
-    assert {'game: "frozen_lake" -> (absent)', "rate: 0.0001 -> 0.001", "new: (absent) -> true"} <= set(lines)
-    assert not any("iterations" in line for line in lines)
-    assert read_config(run_dir)["rate"] == 1e-4  # the refusal changed nothing
-    open_run(run_dir, CONFIG | {"rate": 1e-3, "iterations": 20}, resume=True, may_change=("rate",))
+DEFAULTS = {"defaults": {"new": 3, "rate": 1e-3}}
 
 
-def test_an_option_that_an_earlier_version_lacked_may_have_its_default(run_dir, capsys):
-    open_run(run_dir, CONFIG)
-    close_run(run_dir)
-    for changed in ({"new": 4}, {"new": 3, "rate": 1e-3}):
-        with pytest.raises(ValueError, match="started with other options"):
-            open_run(run_dir, CONFIG | changed, resume=True, defaults={"new": 3, "rate": 1e-3})
-    open_run(run_dir, CONFIG | {"new": 3}, resume=True, defaults={"new": 3, "rate": 1e-3})
-    assert "resuming with a changed new: (absent) -> 3" in capsys.readouterr().out
-
-
-def test_paths_may_change(run_dir, capsys):
-    config = {"model": "/old/place/Qwen", "data_dir": "/a"}
-    open_run(run_dir, config)
-    close_run(run_dir)
-    open_run(run_dir, {"model": "/new/Qwen", "data_dir": "/b"}, resume=True)
-    assert "/old/place/Qwen" in capsys.readouterr().out
-    close_run(run_dir)
-    with pytest.raises(ValueError, match='model: "/new/Qwen" -> "/new/Llama"'):
-        open_run(run_dir, {"model": "/new/Llama", "data_dir": "/b"}, resume=True)
-
-
-def test_a_path_that_is_still_there_may_be_written_differently_only(run_dir, tmp_path):
+@pytest.mark.parametrize(
+    "stored, changed, options, says",
+    [
+        ({}, {"iterations": 20}, {}, "iterations: 10 -> 20"),
+        ({}, {"rate": 1e-3}, {"may_change": ("rate",)}, "rate: 0.0001 -> 0.001"),
+        ({"model": "/old/place/Qwen"}, {"model": "/new/Qwen"}, {}, "/old/place/Qwen"),
+        ({"model": "{here}/a/model"}, {"model": "{here}/b/../a/model"}, {}, "b/../a"),  # the same
+        ({"model": "{here}/gone/model"}, {"model": "{here}/b/model"}, {}, "gone"),
+        ({}, {"new": 3}, DEFAULTS, "resuming with a changed new: (absent) -> 3"),  # an earlier version lacked it
+        ({"examples": -1}, {"examples": "auto"}, {"translate": lambda stored: stored | {"examples": "auto"}}, ""),
+    ],
+)
+def test_some_options_may_change_and_that_is_said(run_dir, tmp_path, capsys, stored, changed, options, says):
     for name in ("a", "b"):
         (tmp_path / name / "model").mkdir(parents=True)
-    config = {"model": str(tmp_path / "a" / "model"), "source": "http://here/v1"}
-    open_run(run_dir, config)
+    open_run(run_dir, CONFIG | here(stored, tmp_path))
     close_run(run_dir)
-    for changed in ({"model": str(tmp_path / "b" / "model")}, {"source": "http://there/v1"}):
-        with pytest.raises(ValueError, match="started with other options"):
-            open_run(run_dir, config | changed, resume=True)
-    open_run(run_dir, config | {"model": f"{tmp_path}/b/../a/model"}, resume=True)
+    open_run(run_dir, CONFIG | here(changed, tmp_path), resume=True, **options)
+    assert read_config(run_dir) == CONFIG | here(changed, tmp_path) | {"sizes": [1, 2]}
+    out = capsys.readouterr().out
+    assert says in out and bool(out) == bool(says)
+
+
+@pytest.mark.parametrize(
+    "stored, changed, options, says",
+    [
+        ({}, {"iterations": 30, "rate": 1e-3}, {}, "rate: 0.0001 -> 0.001"),
+        ({"old": "x"}, {}, {}, 'old: "x" -> (absent)'),
+        ({}, {"new": True}, {}, "new: (absent) -> true"),
+        ({}, {"new": 4}, DEFAULTS, "new: (absent) -> 4"),
+        ({}, {"new": 3, "rate": 1e-3}, DEFAULTS, "rate: 0.0001 -> 0.001"),
+        ({"model": "/old/Qwen"}, {"model": "/new/Llama"}, {}, 'model: "/old/Qwen" -> "/new/Llama"'),
+        ({"model": "{here}/a/model"}, {"model": "{here}/b/model"}, {}, "model: "),  # the old one is still there
+        ({"source": "http://here/v1"}, {"source": "http://there/v1"}, {}, "source: "),
+    ],
+)
+def test_other_options_are_refused_and_the_refusal_changes_nothing(run_dir, tmp_path, stored, changed, options, says):
+    for name in ("a", "b"):
+        (tmp_path / name / "model").mkdir(parents=True)
+    open_run(run_dir, CONFIG | here(stored, tmp_path))
     close_run(run_dir)
-    (tmp_path / "a" / "model").rmdir()
-    open_run(run_dir, config | {"model": str(tmp_path / "b" / "model")}, resume=True)
+    before = read_config(run_dir)
+    with pytest.raises(ValueError, match="started with other options") as error:
+        open_run(run_dir, CONFIG | here(changed, tmp_path), resume=True, **options)
+    assert says in str(error.value) and "iterations" not in str(error.value).split("options", 1)[1]
+    assert read_config(run_dir) == before
 
 
 def test_a_run_that_has_done_more_is_not_continued_with_less(tmp_path):
@@ -181,14 +166,11 @@ def test_a_folder_for_output_is_new_empty_or_an_earlier_output(tmp_path):
             directory.output_folder("out", str(path), mark)
 
 
-def test_resume_without_a_run_is_refused(run_dir):
+def test_what_holds_no_run_is_not_resumed(run_dir):
     with pytest.raises(ValueError, match=f"{run_dir} holds no run"):
         open_run(run_dir, CONFIG, resume=True)
     assert not directory.holds_run(run_dir)
-
-
-def test_damaged_config(run_dir):
-    run_dir.mkdir(parents=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.json").write_text('{"game": ')
     with pytest.raises(ValueError, match="config.json is damaged"):
         open_run(run_dir, CONFIG, resume=True)
