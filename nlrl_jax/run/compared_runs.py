@@ -109,6 +109,8 @@ def _pace(folders: Sequence[pathlib.Path], seeds: Sequence[Mapping[str, np.ndarr
 def groups_of(names: Sequence[str]) -> dict[str, list[pathlib.Path]]:
     """{title: the folders of its seeds} of TITLE=A,B,C; a part of any other run is a group by itself, under its path.
 
+    Folders may have "=" and "," in their names: what exists counts.
+
     Raises:
       ValueError: a title or a folder of a group comes twice.
     """
@@ -117,8 +119,9 @@ def groups_of(names: Sequence[str]) -> dict[str, list[pathlib.Path]]:
         if not is_group(name):
             groups |= {str(part): [part] for part in parts_of(pathlib.Path(os.path.expanduser(name)))}
             continue
-        title, _, listed = name.partition("=")
-        folders = [pathlib.Path(os.path.expanduser(folder)) for folder in listed.split(",")]
+        signs = [i for i, character in enumerate(name) if character == "="]
+        splits = [(name[:i], _listed(name[i + 1 :])) for i in signs]
+        title, folders = next((split for split in splits if all(map(os.path.exists, split[1]))), splits[-1])
         if title in groups or len(set(folders)) < len(folders):
             raise ValueError(f"{name} names a group or a folder twice; a seed counts once")
         groups[title] = folders
@@ -128,3 +131,14 @@ def groups_of(names: Sequence[str]) -> dict[str, list[pathlib.Path]]:
 def is_group(name: str) -> bool:
     """Whether an argument is TITLE=A,B,C and not a folder."""
     return "=" in name and not os.path.exists(os.path.expanduser(name))
+
+
+def _listed(text: str) -> list[pathlib.Path]:
+    """The folders of a list with commas between them; a folder's own commas stay where it exists."""
+    commas = [i for i, character in enumerate(text) if character == ","]
+    for end in (len(text), *reversed(commas)):
+        if os.path.exists(os.path.expanduser(text[:end])):
+            rest = text[end + 1 :]
+            return [pathlib.Path(os.path.expanduser(text[:end])), *(_listed(rest) if rest else [])]
+    first, comma, rest = text.partition(",")
+    return [pathlib.Path(os.path.expanduser(first)), *(_listed(rest) if comma else [])]

@@ -1,7 +1,6 @@
 """Runs compared on a page: parts and seeds of a run, labels, and files that are damaged."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -49,11 +48,27 @@ def test_seeds_are_a_mean_and_a_band_and_parts_are_lines(matrix, tmp_path, capsy
     assert "2 ± 13" in page and "95 % interval of the mean (Student&#39;s t) over the seeds of a run" in page
 
 
-def test_what_exists_is_a_folder_and_not_a_group(tmp_path):
-    (tmp_path / "t=a,b").mkdir()
-    assert compared_runs.groups_of([str(tmp_path / "t=a,b"), "t=a,b"]) == {
-        str(tmp_path / "t=a,b"): [tmp_path / "t=a,b"], "t": [pathlib.Path("a"), pathlib.Path("b")],
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "title", "folders"),
+    [
+        ("t=a", "t", ["a"]),
+        ("t=a,b", "t", ["a", "b"]),
+        ("t=a,b,b=c", "t", ["a,b", "b=c"]),
+        ("t=u=a", "t=u", ["a"]),
+        ("t=b=c", "t", ["b=c"]),
+        ("b=c", "b=c", ["b=c"]),
+        ("t=a,b,c", "t", ["a,b", "c"]),
+        ("t=gone,a,b", "t", ["gone", "a,b"]),
+        ("t=gone", "t", ["gone"]),
+        ("t=" + "x" * 300, "t", ["x" * 300]),
+    ],
+)
+def test_commas_and_equals_signs_in_the_names_of_folders(tmp_path, monkeypatch, name, title, folders):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b", "c", "b=c", "a,b")[: 3 if name == "t=a,b" else 5]:
+        (tmp_path / folder).mkdir()
+    groups = compared_runs.groups_of([name])
+    assert [(key, list(map(str, value))) for key, value in groups.items()] == [(title, folders)]
 
 
 def test_seeds_in_folders_of_their_own_are_a_group(tmp_path):
