@@ -35,7 +35,9 @@ from nlrl_jax.types import ControlGame
 CASES = 2  # episodes of the case study
 LONGEST = 4000  # characters of a reply on the page
 ALONE, GUIDED = "base agent", "base agent, guided"  # methods that learn nothing
-TABLES = {"Variants and plain PPO": (ALONE, GUIDED, *refiners.TABLE_1), "Refiners": refiners.TABLE_2}
+TABLES = {"Variants and plain PPO": refiners.TABLE_1, "Refiners": refiners.TABLE_2}
+# Shares of steps in critical states: a metric of a method with a lookup table -> its name in tables.
+SHARES = {"critical": "critical", "replaced": "action replaced"}
 
 # method -> score -> [bases, seeds]
 Scores = Mapping[str, Mapping[str, np.ndarray]]
@@ -53,6 +55,10 @@ class Base(NamedTuple):
     seeds: Sequence[int]
     start: Mapping[str, float]
     guided: Mapping[str, float]
+
+    def metrics(self, method: str) -> list[dict[str, np.ndarray]]:
+        """The metrics of each seed of a method."""
+        return [read_metrics(folder) for folder in loop.seed_dirs(self.folder / method, self.seeds)]
 
 
 def headings(continuous: bool) -> dict[str, str]:
@@ -91,35 +97,25 @@ class Refined:
     @functools.cached_property
     def numbers(self) -> Measurements:
         """The tidy rows; a unit is a base agent, or a seed of a single base agent."""
-        stages = {ALONE: [base.start for base in self.bases]}
-        if self.has_analyst:
-            stages[GUIDED] = [base.guided for base in self.bases]
-        before = {
-            stage: {kind: np.array([[scores[kind]] for scores in bases]) for kind in headings(self.continuous)}
-            for stage, bases in stages.items()
-        }
         rows = []
-        for method, scores in {**before, **self.scores}.items():
-            metrics = {name: scores[kind] for kind, name in headings(self.continuous).items()}
-            for metric, values in (metrics | self._shares(method)).items():
-                trials = np.indices(values.shape)[0 if len(self.bases) > 1 else 1]
-                rows += [Measurement(method, int(t), metric, float(x)) for t, x in zip(trials.flat, values.flat)]
+
+        def add(method: str, metric: str, base: int, seed: int, value: float) -> None:
+            rows.append(Measurement(method, base if len(self.bases) > 1 else seed, metric, float(value)))
+
+        for number, base in enumerate(self.bases):
+            for kind, metric in headings(self.continuous).items():
+                add(ALONE, metric, number, 0, base.start[kind])
+                if self.has_analyst:
+                    add(GUIDED, metric, number, 0, base.guided[kind])
+                for method, scores in self.scores.items():
+                    for seed, score in enumerate(scores[kind][number]):
+                        add(method, metric, number, seed, score)
+            for method in self.scores:
+                for seed, metrics in enumerate(base.metrics(method)):
+                    for name, title in SHARES.items():
+                        if name in metrics:
+                            add(method, title, number, seed, np.mean(metrics[name]))
         return Measurements(rows)
-
-    def _shares(self, method: str) -> dict[str, np.ndarray]:
-        """The shares of steps in critical states and of replaced actions, {} of a method without a lookup table."""
-        if method not in self.scores:
-            return {}
-        runs = [[read_metrics(folder) for folder in self._folders(base, method)] for base in self.bases]
-        names = {"critical": "critical", "replaced": "action replaced"}
-        return {
-            title: np.array([[np.mean(metrics[name]) for metrics in seeds] for seeds in runs])
-            for name, title in names.items()
-            if all(name in metrics for seeds in runs for metrics in seeds)
-        }
-
-    def _folders(self, base: Base, method: str) -> list[pathlib.Path]:
-        return loop.seed_dirs(base.folder / method, base.seeds)
 
     @property
     def over_ppo(self) -> Column:
@@ -132,13 +128,12 @@ class Refined:
         paper; there is none where a baseline is not above 0.
         """
         numbers, names = self.numbers, headings(self.continuous).values()
-        columns = {name: Column(name, "") for name in names}
-        columns |= {"over PPO": self.over_ppo} if "PPO" in self.scores else {}
+        scores = {name: Column(name, "") for name in names}
+        columns = scores | ({"over PPO": self.over_ppo} if "PPO" in self.scores else {})
         tables = []
         for methods in TABLES.values():
-            tables.append(numbers.table(columns, "method", [name for name in methods if name in numbers.methods]))
-        for row in tables[0][: 1 + self.has_analyst] if "PPO" in self.scores else ():
-            row["over PPO"] = ""  # what PPO began with
+            tables.append(numbers.table(columns, "method", [name for name in methods if name in self.scores]))
+        tables[0] = numbers.table(scores, "method", [ALONE, GUIDED][: 1 + self.has_analyst]) + tables[0]
         baselines = [name for name in refiners.BASELINES if name in self.scores]
         if "ULTRA-RA" in self.scores and baselines:
             percent = {}
@@ -186,7 +181,7 @@ def write(
     numbers = refined.numbers
     counts = [{"reply": name, "times": number} for name, number in sorted(findings.counts.items())]
     coverage = "with the first base agent" if len(refined.bases) > 1 else "all stages"
-    shares = {name: Column(name, ".1%") for name in ("critical", "action replaced")}
+    shares = {name: Column(name, ".1%") for name in SHARES.values()}
     analyst = [
         Table("The analyst's replies", counts, f"A model that sees text only; {coverage}."),
         Table(
@@ -276,7 +271,7 @@ def curves(folder: pathlib.Path, refined: Refined, label: str) -> pathlib.Path:
     started = [base.start[kind] for base in refined.bases for _ in base.seeds]
     for title, methods in TABLES.items():
         for name in (name for name in methods if name in refined.scores):
-            runs = [read_metrics(path) for base in refined.bases for path in refined._folders(base, name)]
+            runs = [metrics for base in refined.bases for metrics in base.metrics(name)]
             line = metric_line(runs, f"eval/{kind}", name, started)
             panels.setdefault(title, []).append(line._replace(x=refined.steps_per_update * line.x, points=False))
     return compare(panels, folder / "curves.png", "environment steps of refinement", label)
