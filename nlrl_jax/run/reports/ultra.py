@@ -119,6 +119,7 @@ class Refined:
 
     @property
     def over_ppo(self) -> Column:
+        """The gain over continued PPO by the main score."""
         return Column(self.main, "", baseline="PPO")
 
     def tables(self) -> list[list[dict[str, str]]]:
