@@ -20,7 +20,7 @@ from nlrl_jax.backends.usage import Usage
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.types import Answer, Chat, Facts, LanguageModel, Reply, Request, Score, ScoreTexts, Write, as_model
 
-CACHED_AT_ONCE = 256  # chats, or texts to score, per call of a cached model; a kill loses at most this many answers
+CACHED_AT_ONCE = 256  # chats per call of a cached model; a kill loses at most this many replies
 CHARACTERS = 4  # per token, about
 
 # (requests, models inside) -> answers
@@ -103,77 +103,40 @@ def _counts(answers: Sequence[Answer]) -> dict[str, int]:
 
 
 def cached(model: LanguageModel, cache: DiskCache) -> LanguageModel:
-    """The model, which answers each chat at temperature 0, and scores each text, once. Answers do not depend on roles
-    and seeds. Its door raises ValueError at another temperature: a reply would depend on the other chats of the call.
+    """The model, which answers each chat at temperature 0 once; scores pass through. Replies do not depend on roles and
+    seeds. Its door raises ValueError at another temperature: a reply would depend on the other chats of the call.
 
     Args:
       cache: for this model alone; its entries do not name it.
     """
 
     def respond(requests: Sequence[Request], model: LanguageModel) -> list[Answer]:
-        keys = [list(_singles(request)) for request in requests]
-        singles = {key: single for row in keys for key, single in row}
-        answers = {key: _stored(cache, key, single) for key, single in singles.items()}
-        missing = [key for key, answer in answers.items() if answer is None]
+        keys = {place: _reply_key(request) for place, request in enumerate(requests) if isinstance(request, Write)}
+        writes = {key: requests[place] for place, key in keys.items()}
+        replies = {key: cache.get_reply(key) for key in writes}
+        missing = [key for key, reply in replies.items() if reply is None]
         for start in range(0, len(missing), CACHED_AT_ONCE):
-            part = {key: singles[key] for key in missing[start : start + CACHED_AT_ONCE]}
-            for key, answer in _ask_singles(model, part).items():
-                _store(cache, key, answer)
-                answers[key] = answer
-        # A `Write` has one entry, a `ScoreTexts` one for each of its texts.
-        return [
-            answers[row[0][0]] if isinstance(request, Write) else [answers[key] for key, _ in row]
-            for request, row in zip(requests, keys)
-        ]
+            part = missing[start : start + CACHED_AT_ONCE]
+            for key, reply in zip(part, model.answer([writes[key] for key in part]), strict=True):
+                cache.put_reply(key, reply)
+                replies[key] = reply
+        to_score = [request for request in requests if isinstance(request, ScoreTexts)]
+        scores = iter(model.answer(to_score) if to_score else ())
+        return [replies[keys[place]] if place in keys else next(scores) for place in range(len(requests))]
 
     return _wrap(respond, model)
 
 
-def _singles(request: Request):
-    """(key in the cache, request that has one reply or one score) for each entry that answers a request."""
-    messages = [dict(message) for message in request.chat.messages]
-    if isinstance(request, ScoreTexts):
-        for text in request.texts:
-            yield cache_key({"messages": messages, "continuation": text}), request._replace(texts=(text,))
-        return
+def _reply_key(request: Write) -> str:
     if request.sampling.temperature != 0:
         raise ValueError(f"temperature is {request.sampling.temperature}; only replies at temperature 0 can be cached")
-    options = {"sampling": dataclasses.asdict(request.sampling)}
+    parts = {
+        "messages": [dict(message) for message in request.chat.messages],
+        "sampling": dataclasses.asdict(request.sampling),
+    }
     if request.stop:  # entries from before there were stop strings have no such field
-        options["stop"] = list(request.stop)
-    yield cache_key({"messages": messages, **options}), request
-
-
-def _ask_singles(model: LanguageModel, singles: Mapping[str, Request]) -> dict[str, Reply | Score]:
-    """A reply or score by key. Texts that follow one chat are one request, so that the chat is read once."""
-    groups: dict[Any, list[str]] = {}
-    for key, single in singles.items():
-        groups.setdefault(key if isinstance(single, Write) else id(single.chat), []).append(key)
-    requests = []
-    for keys in groups.values():
-        request = singles[keys[0]]
-        if isinstance(request, ScoreTexts):
-            request = request._replace(texts=tuple(singles[key].texts[0] for key in keys))
-        requests.append(request)
-    # Back to single answers, in the order in which the texts were put together.
-    answers: dict[str, Reply | Score] = {}
-    for keys, answer in zip(groups.values(), model.answer(requests), strict=True):
-        answers |= zip(keys, [answer] if isinstance(answer, Reply) else answer, strict=True)
-    return answers
-
-
-def _stored(cache: DiskCache, key: str, single: Request) -> Reply | Score | None:
-    if isinstance(single, Write):
-        return cache.get_reply(key)
-    entry = cache.get(key)
-    return entry and Score(**entry, cached=True)
-
-
-def _store(cache: DiskCache, key: str, answer: Reply | Score) -> None:
-    if isinstance(answer, Reply):
-        cache.put_reply(key, answer)
-    elif math.isfinite(answer.log_prob):  # JSON has no other numbers
-        cache.put(key, {"log_prob": answer.log_prob, "tokens": answer.tokens})
+        parts["stop"] = list(request.stop)
+    return cache_key(parts)
 
 
 def by_role(model: LanguageModel, specialists: Mapping[str, LanguageModel]) -> LanguageModel:

@@ -170,6 +170,9 @@ def test_every_chat_is_requested_once_and_a_kill_loses_one_piece(tmp_path, monke
     assert len(model.asked) == 4  # something else was asked
     with pytest.raises(ValueError, match="only replies at temperature 0"):
         ask.complete(chats[:1], Sampling(8, 0.5), "role")
+    mixed = [ScoreTexts(chats[0], ("x", "yy"), "role"), Write(chats[3], GREEDY, "role")]
+    scores, reply = ask.answer(mixed)  # scores are computed anew
+    assert scores == [Score(-1.0, 2), Score(-2.0, 2)] and reply.cached and model.asked[4] == [("a", "x", "yy")]
 
 
 def test_stop_strings_are_part_of_the_key_and_old_entries_stay_valid(tmp_path):
@@ -181,29 +184,6 @@ def test_stop_strings_are_part_of_the_key_and_old_entries_stay_valid(tmp_path):
     for stop in (("\n",), ("\n",), ("\n", "."), ()):
         ask.complete([Chat.of("a")], GREEDY, "role", stop=stop)
     assert len(model.asked) == 3
-
-
-def test_a_score_is_computed_once_also_across_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr(wrappers, "CACHED_AT_ONCE", 3)
-    model, a, b = Echo(), Chat.of("a"), Chat.of("b")
-    with pytest.raises(KeyboardInterrupt):
-        cached(model, DiskCache(tmp_path)).score([a, b, b], [["x", "yy"], ["yy", "x"], ["die"]], "role")
-    assert model.asked == [[("a", "x", "yy"), ("b", "yy")]]
-    usage = Usage()
-    ask = metered(cached(model, DiskCache(tmp_path)), usage)
-    rows = ask.score([b, a, a], [["yy", "x"], ["x"], []], "role")
-    assert model.asked[1:] == [[("b", "x")]]
-    assert rows == [[Score(-2.0, 2, True), Score(-1.0, 2)], [Score(-1.0, 2, True)], []]
-    (row,) = usage.rows()
-    assert (row["calls"], row["cache_hits"], row["prompt_tokens"]) == (3, 2, 2)
-    with pytest.raises(ValueError, match="1 chats but 2 lists"):
-        ask.score([a], [["x"], ["x"]], "role")
-
-
-def test_a_score_that_is_not_finite_is_passed_on_and_not_kept(tmp_path):
-    never = [Score(-float("inf"), 1)]
-    assert cached(Fixed(never), DiskCache(tmp_path)).score([Chat.of("a")], [["b"]], "r") == [never]
-    assert not [*tmp_path.glob("*/*.json")]
 
 
 def counting(scripts):
