@@ -28,11 +28,12 @@ def local_model(
     rows: int = 64,
     mesh: Mesh | None = None,
     templates: TemplateOptions | None = None,
+    param_dtype: str = "",
 ) -> LocalModel:
     """A model in this process; see `weights.load.load_model` for names and `templates`.
 
     Args:
-      dtype: of the computation and the weights; empty keeps the checkpoint's.
+      dtype: of the computation and the weights; empty keeps the checkpoint's. param_dtype: of the weights alone.
       chat: whether it needs a chat template; without one it can only continue open messages.
       cache_mb, rows: memory of its `Session`, 0 for none, and replies written at once; see `LocalModel`.
       mesh: where its weights lie; the first device if None.
@@ -41,7 +42,8 @@ def local_model(
       FileNotFoundError, ValueError: there is no such model, or it has no chat template.
     """
     overrides = {} if lora is None else {"lora": lora}
-    loaded = load_model(name, dtype or None, dtype or None, mesh=mesh, templates=templates, **overrides)
+    dtypes = dtype or None, param_dtype or dtype or None
+    loaded = load_model(name, *dtypes, mesh=mesh, templates=templates, **overrides)
     if chat:
         _check_chat(name, loaded.tokenizer)
     network, session = Transformer(loaded.config, mesh=mesh), Session.of_size(loaded.config, cache_mb)
@@ -55,11 +57,10 @@ def trainable_model(
 
     Weights that learn are float32, whatever `dtype` computes: small steps would be lost to rounding in bfloat16.
     """
+    param_dtype = "" if train == "lora" else "float32"
+    base = local_model(name, dtype, LoraConfig(), mesh=mesh, templates=templates, param_dtype=param_dtype)
     if train != "lora":
-        loaded = load_model(name, dtype or None, "float32", mesh=mesh, templates=templates, lora=LoraConfig())
-        _check_chat(name, loaded.tokenizer)
-        return LocalModel(Transformer(loaded.config, mesh=mesh), {"params": loaded.params}, loaded.tokenizer, 64)
-    base = local_model(name, dtype, LoraConfig(), mesh=mesh, templates=templates)
+        return base
     lora = placement.fresh_lora(base.model, jax.random.key(check_seed(seed)))
     return base.with_variables({**base.variables, "lora": lora})
 
