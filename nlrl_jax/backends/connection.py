@@ -109,44 +109,35 @@ def _without_user(address: str) -> str:
 def _is_direct(server: urllib.parse.SplitResult, no_proxy: str) -> bool:
     """Whether NO_PROXY names a server."""
     host, port = server.hostname.rstrip("."), server.port or {"http": 80, "https": 443}[server.scheme]
-    address = _address(host)
+    address = _network(host)
     for entry in re.split(r"[\s,;]+", no_proxy.lower()):
         entry = entry.rpartition("://")[2].rstrip("/")
         if entry == "*":
             return True
-        network = _network(entry)
         # "host:port" or "[ipv6]:port"; a bare IPv6 address has more than one colon.
-        if network is None and (match := re.fullmatch(r"(.*[^:]|\[.*\]):(\d+)", entry)):
+        if _network(entry) is None and (match := re.fullmatch(r"(.*[^:]|\[.*\]):(\d+)", entry)):
             if int(match[2]) != port:
                 continue
             entry = match[1]
-            network = _network(entry)
         # ".domain", "*.domain" and "domain" mean the domain and all below it.
-        name = entry.lstrip("*").strip(".")
+        name, network = entry.lstrip("*").strip("."), _network(entry)
         if network is not None:
-            if address is not None and address.version == network.version and address in network:
+            if address is not None and address.version == network.version and address.subnet_of(network):
                 return True
         elif name and (host == name or host.endswith(f".{name}")):
             return True
     return False
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address  # ::ffff:10.0.0.1 is 10.0.0.1
-
-
 def _network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    entry = re.sub("%[^/]*", "", entry)
-    bare = re.fullmatch(r"\[([^\]]*)\](/\d+)?", entry)
-    entry = bare[1] + (bare[2] or "") if bare else entry
+    """An address, or a network, without brackets and zone; None where it is a name. ::ffff:10.0.0.1 is 10.0.0.1."""
+    entry = re.sub(r"^\[([^\]]*)\](?=/|$)", r"\1", re.sub(r"%[^/\]]*", "", entry))
     try:
-        return ipaddress.ip_network(entry, strict=False)
+        network = ipaddress.ip_network(entry, strict=False)
     except ValueError:
         return None
+    mapped = getattr(network.network_address, "ipv4_mapped", None)
+    return ipaddress.ip_network(mapped) if mapped and network.num_addresses == 1 else network
 
 
 class Deadlines:
@@ -191,15 +182,12 @@ class _Stream:
         for i in range(0, len(buffer), 1 << 16):  # each piece has a deadline, of a long prompt too
             self._inner.write(buffer[i : i + (1 << 16)], self._deadlines.left(timeout))
 
-    def close(self) -> None:
-        self._inner.close()
-
     def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> _Stream:
         inner = self._inner.start_tls(ssl_context, server_hostname, self._deadlines.left(timeout))
         return _Stream(inner, self._deadlines)
 
-    def get_extra_info(self, info: str) -> Any:
-        return self._inner.get_extra_info(info)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def client(

@@ -13,7 +13,7 @@ from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.optional_fields import NO_LIMIT, KnownFields, Request, without
 from nlrl_jax.backends.prompt_forms import PromptText
-from nlrl_jax.backends.responses import BrokenOff, read_replies, read_score, read_top
+from nlrl_jax.backends.responses import NOT_WHOLE, read_replies, read_score, read_top
 from nlrl_jax.backends.top_words import TOP
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse, Transport
 from nlrl_jax.backends.usage import CHECK
@@ -204,20 +204,12 @@ def _probe(model: EndpointModel, path: str, body: dict[str, Any], parse: Callabl
       EndpointError, BudgetExceeded: as `EndpointModel.complete`.
     """
     request = Request(model.known, body, model.options.extra_fields(), model.options.url)
-    echoes, broken_off = bool(body.get("echo")), False
+    echoes = bool(body.get("echo"))
 
     def is_refused(failure: Failure | EndpointError) -> bool:
         # A server that takes an echo's max_tokens 0 for no limit does not end.
         is_endless = echoes and "no whole response" in str(failure)
-        return is_endless or _is_refused(failure) and not (broken_off and failure.status == 200)
-
-    def read_whole(response: dict, *tokens: int) -> Any:
-        nonlocal broken_off
-        try:
-            return parse(response, *tokens)
-        except InvalidResponse as error:
-            broken_off = isinstance(error, BrokenOff)
-            raise
+        return is_endless or _is_refused(failure) and not (failure.status == 200 and NOT_WHOLE in str(failure))
 
     def revise(failure: Failure, attempt: int, attempts_left: int) -> dict[str, Any] | None:
         may_pass = failure.status is None or failure.status >= 500
@@ -226,7 +218,7 @@ def _probe(model: EndpointModel, path: str, body: dict[str, Any], parse: Callabl
         return None if echoes else request.revise(failure, attempt, attempts_left)
 
     try:
-        return _post(model, path, request.body, read_whole, revise)
+        return _post(model, path, request.body, parse, revise)
     except EndpointError as error:
         if is_refused(error):
             raise NotImplementedError(str(error).rstrip(".")) from None

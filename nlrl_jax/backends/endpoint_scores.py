@@ -11,8 +11,8 @@ from nlrl_jax.backends import request_pool, top_words
 from nlrl_jax.backends.endpoint_server import EndpointServer
 from nlrl_jax.backends.optional_fields import Request
 from nlrl_jax.backends.prompt_forms import Messages, Route
-from nlrl_jax.backends.responses import is_filtered, lacks_text, read_score, read_top
-from nlrl_jax.backends.transport import EndpointError, InvalidResponse, Transport
+from nlrl_jax.backends.responses import is_filtered, read_score, read_top
+from nlrl_jax.backends.transport import EndpointError, Transport
 from nlrl_jax.types import Sampling, Score
 
 _EMPTY = {"log_prob": 0.0, "tokens": 0}  # the entry of an empty text
@@ -21,11 +21,11 @@ _NULL = ("model", "temperature")  # fields of ours that a null of the user's lea
 
 
 class _Job(NamedTuple):
-    """A request, and how its response becomes an entry of the cache; `instead`: of a prompt that a filter refuses."""
+    """A request, and how its response is read; `instead`: the cache's entry of a prompt that a filter refuses."""
 
     path: str
     body: dict[str, Any]
-    parse: Callable[..., dict[str, Any]]
+    parse: Callable[..., Any]
     instead: dict[str, Any] | None = None
 
 
@@ -39,9 +39,8 @@ def texts(
         keys.append([model.key(route, fields, None, text) for text in row])
         for key, text in zip(keys[-1], row):
             if text:
-                jobs[key] = _Job(
-                    route.path, {**fields, "prompt": prompt + text}, functools.partial(_read_text, text=text)
-                )
+                read = functools.partial(lambda text, response, *_: read_score(response, text), text)
+                jobs[key] = _Job(route.path, {**fields, "prompt": prompt + text}, read)
     entries = _entries(model, jobs, role)
     return [[Score(**entries.get(key, _EMPTY)) for key in row] for row in keys]
 
@@ -56,28 +55,14 @@ def words(
         route = model.route(messages, [word.strip() for word in row])
         fields = {**model.reply_fields(Sampling(1, 0.0)), **route.flags, **route.listed(top)}
         keys.append(model.key(route, fields, None, "top"))
-        jobs[keys[-1]] = _Job(route.path, {**fields, **route.content}, _read_judgement, _NO_DIFFERENCE)
+        body = {**fields, **route.content}
+        jobs[keys[-1]] = _Job(route.path, body, lambda response, *_: read_top(response, []), _NO_DIFFERENCE)
     entries = _entries(model, jobs, role)
     scores = []
     for key, row in zip(keys, rows):
         cached = entries[key].get("cached", False)
         scores.append([score._replace(cached=cached) for score in top_words.scores(entries[key]["top"], row, top)])
     return scores
-
-
-def _read_text(response: dict, *_, text: str) -> dict[str, Any]:
-    """The cache's entry of a text."""
-    return dict(zip(_EMPTY, read_score(response, text)))
-
-
-def _read_judgement(response: dict, *_) -> dict[str, Any]:
-    """The cache's entry of a judgement. One that never has a text nor log-probabilities makes no difference."""
-    try:
-        return {"top": read_top(response)}
-    except InvalidResponse as error:
-        if not error.body and lacks_text(response):
-            error.fallback = _NO_DIFFERENCE
-        raise
 
 
 def echo_fields(model: EndpointServer) -> dict[str, Any]:
@@ -99,7 +84,8 @@ def _entries(model: EndpointServer, jobs: Mapping[str, _Job], role: str) -> dict
         request = Request(model.known, body, model.options.extra_fields(), model.options.url + path)
         revise = [] if body.get("echo") else [request.revise]  # an echo has no optional fields
         try:
-            entries[key] = transport.post(path, request.body, parse, *revise)
+            result = transport.post(path, request.body, parse, *revise)
+            entries[key] = {"top": result} if isinstance(result, list) else dict(zip(_EMPTY, result))
             request.answered()
         except EndpointError as error:
             if instead is None or not is_filtered(error):

@@ -32,13 +32,10 @@ _CUT = set(
     "length limit tokenlimit maxlen maxlength maxtokens maxnewtokens maxoutputtokens maxcompletiontokens modellength "
     "maxpredictedtokensreached contextlength contextlengthreached modelcontextwindowexceeded repetition".split()
 )
+NOT_WHOLE = "its reply is not whole"  # what an error says where sending the same again may help
 _REFUSED = re.compile(
     "contentfilter|safety|refus|sensitive|recitation|prohibited|blocklist|spii|guardrail|toxic|moderation"
 )
-
-
-class BrokenOff(InvalidResponse):
-    """A reply that is not whole, because of a fault that may pass."""
 
 
 def read_replies(
@@ -54,7 +51,7 @@ def read_replies(
       edit: reply -> the reply whose text counts; of the log-probabilities those of this text stay.
 
     Raises:
-      InvalidResponse: it has an error, no list of choices, or no valid one (`BrokenOff` where that may pass). If a
+      InvalidResponse: it has an error, no list of choices, or no valid one. If a
         message is well-formed but for its text, or the list is empty, the fallback is an empty reply that has not
         ended.
       EndpointError: a log-probability is above 0.
@@ -141,10 +138,10 @@ def _broken(choice: dict) -> bool:
 
 
 def _check_ended(choice: dict) -> None:
-    """Raises BrokenOff: its reply is not whole."""
+    """Raises InvalidResponse: its reply is `NOT_WHOLE`, because of a fault that may pass."""
     if _broken(choice):
         reason = choice.get("error") or {"finish_reason": choice.get("finish_reason")}
-        raise BrokenOff(f"its reply is not whole: {json.dumps(reason)[:200]}")
+        raise InvalidResponse(f"{NOT_WHOLE}: {json.dumps(reason)[:200]}")
 
 
 def _read_choice(choice: dict) -> Reply | None:
@@ -185,11 +182,12 @@ def _pairs(listed: Any) -> list[tuple[str, Any]]:
     return [(spelt(row["token"], row.get("bytes")), row.get("logprob")) for row in listed]
 
 
-def read_top(response: dict) -> Tokens:
+def read_top(response: dict, without_text: Tokens | None = None) -> Tokens:
     """The likeliest first tokens of a reply; none where it ends before the first, or where a filter stopped it.
 
     Raises:
-      InvalidResponse: there is no list of them, or the reply broke off.
+      InvalidResponse: there is no list of them, or the reply broke off; the fallback of one without a text is
+        `without_text`.
       EndpointError: a log-probability is above 0.
     """
     choice = (_choices(response) or [{}])[0]
@@ -205,17 +203,10 @@ def read_top(response: dict) -> Tokens:
             rows = [top] if isinstance(top, dict) else top[:1]
         return [(token, read_log_prob(log_prob, token)) for row in rows for token, log_prob in _pairs(row)]
     except (KeyError, TypeError, AttributeError):
-        raise InvalidResponse("it has no choices[0].logprobs with top_logprobs of its first token") from None
-
-
-def lacks_text(response: dict) -> bool:
-    """Whether a response is well-formed but for the text of its first choice, which is empty, null or not
-    there."""
-    choices = _choices(response)
-    if not choices:
-        return True
-    empty = _text((_message(choices[0]) or {}).get("content")) == ""
-    return _lacks_text(choices[0]) or empty and not _broken(choices[0])
+        lacks_text = not choice or _lacks_text(choice) or _text((_message(choice) or {}).get("content")) == ""
+        raise InvalidResponse(
+            "it has no choices[0].logprobs with top_logprobs of its first token", without_text if lacks_text else None
+        ) from None
 
 
 def _text(content: Any) -> str | None:

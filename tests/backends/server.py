@@ -122,36 +122,17 @@ def closed(handler, request) -> None:
     handler.close_connection = True
 
 
-def drip(handler, request) -> None:
-    """One byte each 50 ms: no single read times out."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    with contextlib.suppress(OSError):
-        for _ in range(1000):
-            handler.wfile.write(b" ")
-            time.sleep(0.05)
+def drips(head: bytes, body: bytes = b"") -> Behaviour:
+    """One byte each 50 ms after this: no single read times out."""
 
+    def behave(handler, request):
+        with contextlib.suppress(OSError):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + head)
+            for byte in body + b"x" * 1000:
+                handler.wfile.write(bytes([byte]))
+                time.sleep(0.05)
 
-def drip_head(handler, request) -> None:
-    """As `drip`, in the head of the response."""
-    with contextlib.suppress(OSError):
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-        for _ in range(1000):
-            handler.wfile.write(b"x")
-            time.sleep(0.05)
-
-
-def drip_gzip(handler, request) -> None:
-    """As `drip`, in a compressed body, which a decoder gives nothing of."""
-    handler.send_response(200)
-    handler.send_header("Content-Encoding", "gzip")
-    handler.send_header("Content-Length", "1010")
-    handler.end_headers()
-    with contextlib.suppress(OSError):
-        for byte in bytes.fromhex("1f8b0808000000000000") + b"x" * 1000:  # the file's name goes on and on
-            handler.wfile.write(bytes([byte]))
-            time.sleep(0.05)
+    return behave
 
 
 def choices(n: int) -> Behaviour:
@@ -159,11 +140,7 @@ def choices(n: int) -> Behaviour:
     return lambda handler, request: send(handler, answer(request, n))
 
 
-def null(handler, request) -> None:
-    whole = answer(request)
-    for choice in whole["choices"]:
-        choice["message"]["content"] = None
-    send(handler, whole)
+null = says(lambda whole: [choice["message"].update(content=None) for choice in whole["choices"]])
 
 
 def echo_key(code: int) -> Behaviour:

@@ -13,13 +13,14 @@ from nlrl_jax.run.processes import alike
 from nlrl_jax.run.processes.alike import differing
 
 
-def two(monkeypatch, change):
-    """Makes `multihost` ask this process twice, the second time after `change`."""
-    asked = []
+def two(monkeypatch, change=lambda value: value, **facts):
+    """Makes `multihost` ask this process twice, the second time after `change` and with these facts."""
 
     def every(value):
-        asked.append(value)
-        return [json.loads(json.dumps(one)) for one in (value, change(value))]
+        other = change(value)
+        if isinstance(other, dict):
+            other = {name: facts.get(name, fact) for name, fact in other.items()}
+        return [json.loads(json.dumps(answer)) for answer in (value, other)]
 
     monkeypatch.setattr(multihost, "several", lambda: True)
     monkeypatch.setattr(multihost, "first", lambda: True)
@@ -27,13 +28,13 @@ def two(monkeypatch, change):
 
 
 def test_the_same_is_alike(tmp_path, monkeypatch):
-    two(monkeypatch, lambda value: value)
+    two(monkeypatch)
     config = {"seed": 0, "model": "nano", "floor": float("-inf")}
     alike.check(config, open_run(tmp_path / "run", config))
 
 
 def test_another_config(tmp_path, monkeypatch):
-    two(monkeypatch, lambda value: {**value, "--seed": 8} if "--seed" in value else value)
+    two(monkeypatch, **{"--seed": 8})
     with pytest.raises(ValueError, match="must be alike, but --seed is 0 in process 0 and 8 in process 1"):
         alike.check({"seed": 0}, tmp_path)
 
@@ -42,8 +43,7 @@ def test_another_model_at_the_same_path(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(bytes(100))
-    hashed = {f"what lies at --model {tmp_path / 'model'}": "another"}
-    two(monkeypatch, lambda value: {**value, **hashed} if "--model" in value else value)
+    two(monkeypatch, **{f"what lies at --model {tmp_path / 'model'}": "another"})
     with pytest.raises(ValueError, match="what lies at --model .*model is .* in process 0 and .another. in process 1"):
         alike.check({"model": str(tmp_path / "model")}, tmp_path)
 
@@ -55,7 +55,7 @@ def test_another_game_of_ones_own(tmp_path, monkeypatch):
 
     assert "a_game_of_mine" in alike._user_modules() and "jax" not in alike._user_modules()
     assert not any(name.startswith("nlrl_jax") for name in alike._user_modules())
-    two(monkeypatch, lambda value: {**value, "a_game_of_mine": "other"} if "a_game_of_mine" in value else value)
+    two(monkeypatch, a_game_of_mine="other")
     with pytest.raises(ValueError, match="the code of a_game_of_mine is"):
         alike.check({}, tmp_path)
     del sys.modules["a_game_of_mine"]
