@@ -64,7 +64,7 @@ def demonstration_loss(policy: LanguageAgentPolicy, remat: bool = False):
 
 def compile_reply(reply: Template, tokenizer: Tokenizer):
     """(fields, actions int32 [A]) -> (tokens int32 [K], length with the end token), for one state under jit."""
-    compiled = compile_template(reply, tokenizer)
+    compiled = compile_template(reply, tokenizer, continues=True)
     first, end = len(compiled.prefix), tokenizer.end_id
 
     def assemble(fields, actions):

@@ -161,7 +161,11 @@ class LocalModel(LanguageModel):
         Raises:
           ValueError: a continuation has no tokens, or does not fit the model's context.
         """
-        encode = functools.cache(lambda text: tuple(self.tokenizer.encode(self.tokenizer.as_content(text))))
+
+        @functools.cache
+        def encode(text: str) -> tuple[int, ...]:
+            return tuple(self.tokenizer.encode(self.tokenizer.as_content(text), continues=True))
+
         tokens = [[encode(text) for text in texts] for texts in continuations]
         for i, (texts, ids) in enumerate(zip(continuations, tokens, strict=True)):
             if not all(ids):

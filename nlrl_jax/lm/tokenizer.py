@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from nlrl_jax.lm.borders import PLACE, Borders
 from nlrl_jax.lm.chat_template import TemplateOptions, render
 from nlrl_jax.lm.control_tokens import MARK, ControlTokens
 from nlrl_jax.lm.thoughts import NO_THOUGHTS, closing
@@ -173,8 +173,15 @@ class Tokenizer:
         _write_json(folder / "tokenizer_config.json", config)
         _write_json(folder / "generation_config.json", {**self.token_ids, "eos_token_id": list(self.eos_ids)})
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; nothing is added. What `as_content` has marked is letters."""
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        """Token ids of `text`; nothing is added. What `as_content` has marked is letters.
+
+        Args:
+          continues: another text stands before it, which has been encoded: a tokenizer that puts a space before a text
+            (SentencePiece) leaves it out.
+        """
+        if continues and self._borders.prefix_space:
+            return self.encode(PLACE + text)[len(self.encode(PLACE)) :] if text else []
         marked = MARK in text
         return self._control_tokens.encode(text) if marked else self.backend.encode(text, add_special_tokens=False).ids
 
@@ -199,32 +206,44 @@ class Tokenizer:
         flat, offsets = self.token_bytes
         return b"".join(flat[offsets[i] : offsets[i + 1]].tobytes() for i in self.encode(text))
 
+    @functools.cached_property
+    def _borders(self) -> Borders:
+        return Borders(self.backend)
+
+    @property
+    def adds_space(self) -> bool:
+        """Whether it puts a space before a text, so that one that continues another has other ids (`encode`)."""
+        return bool(self._borders.prefix_space)
+
+    @property
+    def border_problem(self) -> str:
+        """Why `borders` are those of pre-tokens alone; "" where they are not."""
+        return self._borders.problem
+
     def words(self, text: str) -> list[tuple[int, int, list[int]]]:
         """The pre-tokens of `text` as (first character, one past the last, token ids).
 
         Merges never cross from one to the next. A special token is a pre-token of its own.
         """
-        encoding = self.backend.encode(text, add_special_tokens=False)
-        words: list[tuple[int, int, list[int]]] = []
-        previous = None
-        for token, word, (start, end) in zip(encoding.ids, encoding.word_ids, encoding.offsets, strict=True):
-            if words and word == previous:
-                # Tokens of one pre-token: its span grows by theirs.
-                first, last, ids = words[-1]
-                words[-1] = (min(first, start), max(last, end), ids + [token])
-            else:
-                words.append((start, end, [token]))
-            previous = word
-        return words
+        return self._borders.words(text)
 
-    def borders(self, text: str) -> set[int]:
-        """Character positions of `text` that no merge can cross; 0 and `len(text)` are among them.
+    def pre_token_borders(self, text: str) -> set[int]:
+        """Character positions of `text` between its pre-tokens; 0 and `len(text)` are among them."""
+        return self._borders.of_pre_tokens(text)
 
-        A position is left out where a special token or a normalizer swallows characters around it.
+    def borders(self, text: str, is_cut_short: bool = False) -> set[int]:
+        """Character positions of `text` that no merge can cross: the parts between them have the ids of the whole.
+
+        The first part is encoded by `encode`, the others as what `continues` it. 0 and `len(text)` are among them.
+
+        Args:
+          is_cut_short: `text` is the beginning of one that is not known further.
         """
-        words = self.words(text)
-        touching = {right[0] for before, right in itertools.pairwise(words) if before[1] == right[0]}
-        return touching | {0, len(text)}
+        return self._borders.safe(text, is_cut_short)
+
+    def spanning_token(self, text: str, position: int, is_cut_short: bool = False) -> str | None:
+        """A token, as the vocabulary writes it, that occurs in `text` across a position; None where there is none."""
+        return self._borders.spanning(text, position, is_cut_short)
 
     def render_chat(
         self, chat: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, thinks: bool = True

@@ -104,12 +104,12 @@ class TranscriptPlayer:
     def reserve(self) -> int:
         """Tokens that a turn adds to its prompt."""
         lines = 2 if self.dialogue.label else 1
-        return lines * self.sampling.max_tokens + (len(self.encode("\nAction:")) if self.dialogue.label else 0)
+        return lines * self.sampling.max_tokens + (len(self.encode("\nAction:", True)) if self.dialogue.label else 0)
 
     @functools.cached_property
-    def encode(self) -> Callable[[str], tuple[int, ...]]:
-        """Text -> its tokens; each text is tokenised once."""
-        return functools.lru_cache(1 << 14)(lambda text: tuple(self.model.tokenizer.encode(text)))
+    def encode(self) -> Callable[[str, bool], tuple[int, ...]]:
+        """(text, whether it continues another one) -> its tokens; each text is tokenised once."""
+        return functools.lru_cache(1 << 14)(lambda text, continues: tuple(self.model.tokenizer.encode(text, continues)))
 
     @property
     def _begin(self) -> str:
@@ -127,7 +127,7 @@ class TranscriptPlayer:
         @functools.lru_cache(1 << 12)
         def head(goal: str, observation: str) -> tuple[int, ...]:
             chat = self.dialogue.chat(History(goal, observation), self._begin)
-            return self.encode(self.model.tokenizer.render_chat(chat.messages))
+            return self.encode(self.model.tokenizer.render_chat(chat.messages), False)
 
         return head
 
@@ -179,7 +179,7 @@ class TranscriptPlayer:
         end_ids = self.model.tokenizer.eos_ids
         tokens = reply.tokens[:-1] if reply.tokens and reply.tokens[-1] in end_ids else reply.tokens
         text = self.model.tokenizer.as_content(text)
-        return tokens + self.encode(text if "\n" in self._text(reply) else f"\n{text}")
+        return tokens + self.encode(text if "\n" in self._text(reply) else f"\n{text}", True)
 
     def _text(self, reply: Written) -> str:
         end_ids = self.model.tokenizer.eos_ids

@@ -63,21 +63,46 @@ class CompiledTemplate:
         return assemble(jnp, self.program, fields, self.pad_id)
 
 
-def compile_template(template: Template, tokenizer: Tokenizer) -> CompiledTemplate:
+def compile_template(template: Template, tokenizer: Tokenizer, continues: bool = False) -> CompiledTemplate:
     """Compiles a template for a tokenizer, and checks the result against `encode(render)` on sample states.
 
+    Args:
+      continues: its text stands behind another one, as a reply does (`Tokenizer.encode`).
+
     Raises:
-      ValueError: two slots or lists meet where the tokenizer's pre-tokens cross (the message shows
+      ValueError: two slots or lists meet where the tokenizer's tokens or pre-tokens cross (the message shows
         where), or the compiled form differs from `tokenizer.encode` (the message shows the first difference).
     """
     prefix, pieces, lists = _Builder(tokenizer).build(template)
+    if tokenizer.adds_space and not prefix and not continues:
+        pieces = _beginning(pieces)
     program = build(pieces, lists, tokenizer.encode)
     compiled = CompiledTemplate(
-        np.array(tokenizer.encode(prefix), np.int32), program.max_length, program, tokenizer.pad_id
+        np.array(tokenizer.encode(prefix, continues), np.int32), program.max_length, program, tokenizer.pad_id
     )
     for fields in sample_fields(template):
-        _check(compiled, template, tokenizer, fields)
+        text = template.render(fields)
+        _check(compiled, tokenizer, fields, tokenizer.encode(text, continues))
     return compiled
+
+
+def _beginning(pieces: list[TemplatePiece]) -> list[TemplatePiece]:
+    """Marks the pieces that a text without a static prefix begins with: a slot, or a list's first item and `empty`.
+
+    Raises:
+      ValueError: they may be empty, so that others may stand first too.
+    """
+    first = pieces[:1]
+    if first and first[0].number is not None and first[0].item is None:
+        first = pieces[:2]
+    # Without a piece for it, an empty list is no text.
+    may_be_absent = bool(first) and first[0].item is not None and pieces[-1].number != first[0].number
+    if len(pieces) > 1 and (may_be_absent or not all(text for piece in first for text in piece.strings)):
+        raise ValueError(
+            "the template begins with a slot or list that may be empty, and this tokenizer puts a space before a text: "
+            "the tokens of what follows depend on it; put literal text before it"
+        )
+    return [*(dataclasses.replace(piece, begins=True) for piece in first), *pieces[len(first) :]]
 
 
 class _Builder:
@@ -273,12 +298,10 @@ def sample_fields(template: Template, num_random: int = 40, seed: int = 0) -> li
     return samples
 
 
-def _check(compiled: CompiledTemplate, template: Template, tokenizer: Tokenizer, fields):
-    """Raises ValueError where the compiled template's tokens differ from the tokenizer's on these fields."""
+def _check(compiled: CompiledTemplate, tokenizer: Tokenizer, fields, want: list[int]):
+    """Raises ValueError where the compiled template's tokens on these fields differ from the tokenizer's."""
     tokens, length = assemble(np, compiled.program, fields, compiled.pad_id)
     got = [*compiled.prefix.tolist(), *tokens[:length].tolist()]
-    text = template.render(fields)
-    want = tokenizer.encode(text)
     if got == want:
         return
     at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))

@@ -1,8 +1,9 @@
 """Where the text of a template may be cut, whatever its slots hold.
 
 The tokenizer splits a text into pre-tokens and merges only within them, so a text may be encoded in
-parts if and only if the parts meet at pre-token borders. Whether two strings meet at one depends on
-both: Qwen and Llama-3 glue a space to the word after it and newlines to the punctuation before them.
+parts that meet at pre-token borders. Whether two strings meet at one depends on both: Qwen and Llama-3
+glue a space to the word after it and newlines to the punctuation before them. SentencePiece's
+tokenizers, which have no pre-tokens, merge wherever a token spans two strings (`lm/borders.py`).
 
 A template consists of *things* (slots and lists) with literal *gaps* between them. For each gap
 `find_cut` looks for positions that are borders for every text that may stand before and after it.
@@ -215,15 +216,17 @@ class Cutter:
         safe = set(range(len(gap) + 1))
         alone: dict[str, set[int]] = {}
         for left, right in itertools.product(lefts, rights):
-            borders = self._tokenizer.borders(left + gap + right)
+            text = left + gap + right
+            borders = self._tokenizer.borders(text, is_cut_short=bool(right))
+            pre_tokens = self._tokenizer.pre_token_borders(text)
             for p in sorted(safe):
-                text = left + gap[:p]
-                if len(text) not in borders:
+                head = left + gap[:p]
+                if len(head) not in borders:
                     safe.discard(p)
                     continue
-                if text not in alone:
-                    alone[text] = self._tokenizer.borders(text)
-                if alone[text] != {b for b in borders if b <= len(text)}:
+                if head not in alone:
+                    alone[head] = self._tokenizer.pre_token_borders(head)
+                if not _are_equal_before(len(head), alone[head], pre_tokens):
                     safe.discard(p)
             if not safe:
                 break
@@ -231,19 +234,29 @@ class Cutter:
 
     def refusal(self, left_name, lefts, gap, rights, right_name) -> ValueError:
         """Describes a gap without a cut, with an example of what the tokenizer does there."""
-        examples = []
+        tokenizer, examples = self._tokenizer, []
         for position in range(min(len(gap), 3) + 1):
             for left, right in itertools.product(lefts, rights):
-                text = left + gap + right
-                alone = self._tokenizer.borders(left + gap[:position])
-                if alone != {b for b in self._tokenizer.borders(text) if b <= len(left) + position}:
-                    words = [text[start:end] for start, end, _ in self._tokenizer.words(text)]
-                    examples.append(f"  {(left + gap[:position])!r} | {(gap[position:] + right)!r} splits as {words}")
+                text, head = left + gap + right, left + gap[:position]
+                token = None if tokenizer.border_problem else tokenizer.spanning_token(text, len(head), bool(right))
+                if token is not None:
+                    examples.append(f"  {head!r} | {text[len(head) :]!r}: the token {token!r} spans the border")
                     break
+                alone, pre_tokens = tokenizer.pre_token_borders(head), tokenizer.pre_token_borders(text)
+                if len(head) not in pre_tokens or not _are_equal_before(len(head), alone, pre_tokens):
+                    words = [text[start:end] for start, end, _ in tokenizer.words(text)]
+                    examples.append(f"  {head!r} | {text[len(head) :]!r} splits as {words}")
+                    break
+        what = "tokens" if not tokenizer.border_problem else "pre-tokens"
         return ValueError(
             f"the template cannot be cut between {left_name} and {right_name} (literal text between them: {gap!r}): "
-            f"this tokenizer's pre-tokens cross the border (|) there\n"
+            f"this tokenizer's {what} cross the border (|) there\n"
             + "\n".join(examples)
+            + (f"\nWithin pre-tokens no cut is safe: {tokenizer.border_problem}." if tokenizer.border_problem else "")
             + "\nPut text between the two that it splits off, such as a newline before a letter, "
             f"or make them one slot of at most {MAX_OPTIONS} options."
         )
+
+
+def _are_equal_before(position: int, first: set[int], second: set[int]) -> bool:
+    return {border for border in first if border < position} == {border for border in second if border < position}

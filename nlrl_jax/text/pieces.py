@@ -35,13 +35,14 @@ class TemplatePiece:
     """`strings` in the mixed radix order of `variables`, the first one slowest.
 
     The piece is always there if `number` is None; otherwise with `item` of list `number`, or if that list is empty
-    (`item` None).
+    (`item` None). `begins`: no text stands before it.
     """
 
     strings: tuple[str, ...]
     variables: tuple[Variable | LastFlag, ...] = ()
     number: int | None = None
     item: int | None = None
+    begins: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class TokenProgram:
 
 
 def build(pieces: Sequence[TemplatePiece], lists: Sequence[tuple[str, int]], encode) -> TokenProgram:
-    """Builds the tables for `pieces`; `lists` are (count field, max_items); `encode(str) -> token ids`."""
+    """Builds the tables for `pieces`; `lists` are (count field, max_items); `encode(text, continues)` gives ids."""
     sizes: dict[str, int | None] = {}
     for variable in (v for piece in pieces for v in piece.variables if isinstance(v, Variable)):
         previous, index = sizes.get(variable.field), variable.index
@@ -85,10 +86,10 @@ def build(pieces: Sequence[TemplatePiece], lists: Sequence[tuple[str, int]], enc
     flags = np.cumsum([0] + [n for _, n in lists]) + num_values
     gates = np.cumsum([1] + [n + 1 for _, n in lists])
 
-    rows: dict[str, int] = {}  # token string -> where it lies
+    rows: dict[tuple[str, bool], int] = {}  # (string, whether it begins the text) -> where its tokens lie
     tokens: list[int] = []
-    lengths: dict[str, int] = {}
-    tables: dict[tuple[str, ...], int] = {}
+    lengths: dict[tuple[str, bool], int] = {}
+    tables: dict[tuple[tuple[str, ...], bool], int] = {}
     row_start: list[int] = []
     row_length: list[int] = []
     num_variables = max([1, *(len(piece.variables) for piece in pieces)])
@@ -96,16 +97,18 @@ def build(pieces: Sequence[TemplatePiece], lists: Sequence[tuple[str, int]], enc
     size = np.ones((len(pieces), num_variables), np.int32)
     base, gate = [], []
     for p, piece in enumerate(pieces):
-        if piece.strings not in tables:
-            tables[piece.strings] = len(row_start)
+        table = piece.strings, piece.begins
+        if table not in tables:
+            tables[table] = len(row_start)
             for text in piece.strings:
-                if text not in rows:
-                    ids = encode(text)
-                    rows[text], lengths[text] = len(tokens), len(ids)
+                row = text, piece.begins
+                if row not in rows:
+                    ids = encode(text, not piece.begins)
+                    rows[row], lengths[row] = len(tokens), len(ids)
                     tokens.extend(ids)
-                row_start.append(rows[text])
-                row_length.append(lengths[text])
-        base.append(tables[piece.strings])
+                row_start.append(rows[row])
+                row_length.append(lengths[row])
+        base.append(tables[table])
         number, item = piece.number, piece.item
         gate.append(0 if number is None else gates[number] + (lists[number][1] if item is None else item))
         step = 1
@@ -131,7 +134,7 @@ def _max_length(pieces, lists, lengths) -> int:
     last = [np.zeros(n, int) for _, n in lists]
     empty = [0] * len(lists)
     for piece in pieces:
-        sizes = np.array([lengths[text] for text in piece.strings])
+        sizes = np.array([lengths[text, piece.begins] for text in piece.strings])
         number, item = piece.number, piece.item
         if number is None:
             total += sizes.max()

@@ -25,6 +25,8 @@ from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.types import Chat, Piece
 from nlrl_jax.updates import masters
 from nlrl_jax.weights.load import load_tokenizer
+from tests.small_sentencepiece import FORMS
+from tests.small_sentencepiece import small as small_sentencepiece
 
 V, END = 20, 19
 MODEL = Transformer(ModelConfig(V, 16, 24, 1, 2, 1, 8, 32, lora=LoraConfig(4, 8.0)))
@@ -175,6 +177,16 @@ def test_pieces_are_tokenised_apart_and_weighted():
     assert example.weights == [1.0] * len(ids[0]) + [0] * len(ids[1]) + [-0.5] * len(ids[2]) + [2]
     (as_text,) = tokenize(tokenizer, [(Chat.of("x"), "goal up")])
     assert as_text == tokenize(tokenizer, [(Chat.of("x"), [Piece("goal up"), Piece(None)])])[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pieces_continue_the_prompt_without_another_space_before_them(form):
+    tokenizer, chat = small_sentencepiece(form), Chat.of("Go.", continued="Action:")
+    pieces = [Piece(" Up\n"), Piece("Observation: wall\n"), Piece("Action:"), Piece(" Left")]
+    (example,) = tokenize(tokenizer, [(chat, pieces)])
+    assert example.tokens == tokenizer.encode(
+        tokenizer.render_chat(chat.messages) + "".join(piece.text for piece in pieces)
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -17,6 +17,7 @@ from nlrl_jax.text.parser import ReplyFormat, reference_parse
 from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.weights.load import load_model, load_tokenizer
 from tests.launch.scripts import refusal, run
+from tests.small_sentencepiece import small as small_sentencepiece
 from tests.tokenizers_from_wheels import small_tokenizer
 
 
@@ -36,6 +37,17 @@ def test_device_replies_equal_host_replies_and_are_well_formed(name, prompt):
         assert [int(t) for t in tokens[i, : lengths[i]]] == [*tokenizer.encode(text), tokenizer.eos_ids[0]]
         parsed = reference_parse(text.encode(), int(lengths[i]), form)
         assert [a for a in parsed.actions if a >= 0] == shown and parsed.format_penalty == 0, text
+
+
+@pytest.mark.parametrize("form", ["first", "gemma"])
+def test_a_reply_has_no_space_before_it(form):
+    game, tokenizer = envs.make("frozen_lake", prompt="compact"), small_sentencepiece(form)
+    fields, actions = demonstrate(game, jax.random.key(0), 1, 0.5, False)
+    assemble = compile_reply(reply_template(game, "compact"), tokenizer)
+    tokens, length = assemble({name: values[0] for name, values in fields.items()}, actions[0])
+    reply = tokenizer.decode(tokens[:length].tolist())
+    assert tokens[:length].tolist() == [*tokenizer.encode(reply, continues=True), tokenizer.end_id]
+    assert reply.startswith("<action>")
 
 
 def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):

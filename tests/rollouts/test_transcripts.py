@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import re
+import types
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
 from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
 from nlrl_jax.types import HostGame, Outcome, Sampling, Start, Written
+from tests.small_sentencepiece import small as small_sentencepiece
 from tests.tokenizers_from_wheels import small_tokenizer
 
 TOKENIZER = small_tokenizer()
@@ -148,6 +150,18 @@ def test_a_context_that_is_too_short_for_one_turn_is_refused():
         play(player([], room=30), GAME, [("", 0)], 0)
     with pytest.raises(ValueError, match="label is 'Critic'"):
         player([], label="Critic")
+
+
+@pytest.mark.parametrize("form", ["legacy", "first", "gemma"])
+def test_an_observation_follows_without_a_space_before_it(form):
+    tokenizer = small_sentencepiece(form)
+    who = TranscriptPlayer(types.SimpleNamespace(tokenizer=tokenizer), Dialogue.of("Go.", ""), Sampling(8), 99)
+    whole = "Go.\nAction: Up\nObservation: none\nAction:"
+    end = whole.index("\nObs")
+    written = tuple(tokenizer.encode(whole[12:end], continues=True))
+    for reply, more in ((written, whole[end + 1 :]), (written + tuple(tokenizer.encode("\n", True)), whole[end + 1 :])):
+        tokens = who.after(Written(reply, (0.0,) * len(reply), True), more)
+        assert tokenizer.encode(whole) == [*tokenizer.encode(whole[:12]), *tokens]
 
 
 @pytest.mark.parametrize("label", ["", "Thought"])

@@ -13,6 +13,8 @@ from nlrl_jax.text.cuts import MAX_OPTIONS
 from nlrl_jax.text.pieces import assemble
 from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
 from tests import tokenizers_from_wheels as wheels
+from tests.small_sentencepiece import FORMS
+from tests.small_sentencepiece import small as small_sentencepiece
 from tests.text.observations import compiled_texts, grid, in_chat, point, points
 
 every_tokenizer = wheels.every_tokenizer
@@ -186,3 +188,44 @@ def test_the_device_program_does_not_grow_with_the_grid():
         fields = {"cells": jnp.zeros(size * size, int)}
         sizes.append(len(jax.make_jaxpr(compile_template(template, tokenizer))(fields).eqns))
     assert sizes[0] == sizes[1] < 60
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("game", "size"), [("frozen_lake", 4), ("snake", 5)])
+def test_games_compile_where_tokens_merge_over_the_whole_text(form, game, size):
+    tokenizer = small_sentencepiece(form)
+    template = in_chat(tokenizer, observation(game, size))
+    compiled = compile_template(template, tokenizer)
+    for state in sample_fields(template, 100, seed=2):
+        tokens, length = assemble(np, compiled.program, state, tokenizer.pad_id)
+        assert [*compiled.prefix, *tokens[:length]] == tokenizer.encode(template.render(state))
+    assert len(compiled.prefix) > 20 and compiled.program.base.size < 5 * size * size + 100
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", SMALL.keys() - {"constant", "two lists"})
+def test_small_templates_where_tokens_merge_over_the_whole_text(form, name):
+    tokenizer = small_sentencepiece(form)
+    for continues in (False, True):
+        compiled = compile_template(SMALL[name], tokenizer, continues)
+        for state in sample_fields(SMALL[name], 30, seed=2):
+            tokens, length = assemble(np, compiled.program, state, tokenizer.pad_id)
+            want = tokenizer.encode(SMALL[name].render(state), continues)
+            assert [*compiled.prefix, *tokens[:length]] == want
+
+
+def test_a_refusal_names_the_token_that_spans_the_border():
+    words = tuple(f"{n:03}".translate(str.maketrans("0123456789", "abcdefghij")) + ">" for n in range(100))
+    after = tuple(f"</{word}" for word in words)
+    template = Template((Literal("a"), Choice("left", words), Literal(" "), Choice("right", after)))
+    with pytest.raises(ValueError, match="cannot be cut between slot 'left' and slot 'right'") as error:
+        compile_template(template, small_sentencepiece("gemma"))
+    assert "the token '>▁</' spans the border" in str(error.value) and "Within pre-tokens" not in str(error.value)
+
+
+def test_a_text_that_may_begin_with_nothing_needs_another_before_it():
+    template = Template((Choice("a", ("", "x")), Choice("b", ("(", ")"))))
+    with pytest.raises(ValueError, match="begins with a slot or list that may be empty"):
+        compile_template(template, small_sentencepiece("first"))
+    for tokenizer, continues in ((small_sentencepiece("first"), True), (small_sentencepiece("gemma"), False)):
+        assert compile_template(template, tokenizer, continues).max_length

@@ -122,7 +122,7 @@ def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
 
     @functools.lru_cache(1 << 14)  # transcripts grow by lines
     def tokens_of_line(line: str) -> int:
-        return len(tokenizer.encode(tokenizer.as_content(line)))
+        return len(tokenizer.encode(tokenizer.as_content(line), continues=True))
 
     return lambda text: sum(tokens_of_line(line) + 1 for line in text.split("\n")) - 1
 
@@ -133,7 +133,7 @@ def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
     Raises:
       ValueError: a word is not in the vocabulary, or both have the same tokens.
     """
-    ids = [tokenizer.encode(f" {word}") for word in words]
+    ids = [tokenizer.encode(f" {word}", continues=True) for word in words]
     for word, tokens in zip(words, ids, strict=True):
         if tokenizer.decode(tokens).strip() != word:
             raise ValueError(
