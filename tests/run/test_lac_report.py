@@ -60,7 +60,7 @@ def test_a_game_without_success_shows_its_return(tmp_path):
     assert tables.line_of(made["lac"]).startswith("return 2.500 ± ")
     (first, *_), (compared, other, _) = tables.main_table(made), tables.comparison_table(made)
     assert first == {"": "LAC", "all (4)": "2.50 ± 2.05"} and compared["return"] == "2.50 ± 2.05"
-    assert other["minus LAC's"] == "-0.50 (all equal) (not known)"
+    assert other["minus LAC's"] == "-0.50 (all equal, not known)"
     assert not {"success", "only it solved"} & set(other)
     assert tables.cost_table(made)[0]["return"] == "2.50" and tables.summarize(made["lac"])["by_mission"][""][0] == 2.5
     assert page.headline(made) == "return: 2.50 with LAC, 2.00 with ReAct, no thoughts (not known)"
@@ -80,7 +80,7 @@ def test_games_with_a_score_show_its_mean():
     assert tables.cost_table({"lac": made})[0]["invalid moves"] == "1.0"
     none = {**made, "episodes": [{**one, "reward": 0.0} for one in made["episodes"]]}
     (_, row) = tables.comparison_table({"lac": {**made, "score": "score"}, "rap": none})
-    assert row["minus LAC's"] == "+0.00 (all equal) (within noise)"
+    assert row["minus LAC's"] == "+0.00 (all equal, within noise)"
     assert row["mean score minus LAC's"] == "-0.50 ± 1.24 (within noise)"
     assert "mean score" not in tables.main_table({"lac": {**made, "score": ""}})[0]
 

@@ -115,7 +115,9 @@ class Measurements:
         if baseline:
             difference = self.difference(method, baseline, metric)
             spec = spec or _spec(difference.half if difference.half > 0 else difference.mean)
-            return f"{difference.text(f'+{spec}')} ({difference.verdict})"
+            return f"{difference.text(f'+{spec}')} ({difference.verdict})".replace(
+                ") (", ", "
+            )  # "(all equal, not known)"
         mean = self.mean(method, metric)
         spec = spec or _spec(mean.mean)
         return mean.text(spec) if interval else format(mean.mean, spec)
