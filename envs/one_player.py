@@ -1,4 +1,5 @@
-"""A board game of two players as an environment of one, with the opponent inside `step`: for any `BoardGame`."""
+"""A board game of two players as an environment of one, with the opponent inside `step`, and its text: for any
+`BoardGame`."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from flax import struct
 from gymnax.environments import environment
 from gymnax.environments.environment import EnvParams
 
-from nlrl_jax.envs.options import integer
+from nlrl_jax.envs.options import check_text_game, integer
 from nlrl_jax.envs.shell import DiscreteGame
-from nlrl_jax.types import BoardGame
+from nlrl_jax.text.template import Choice, Literal, Template
+from nlrl_jax.types import BoardGame, TextGame
 from nlrl_jax.updates import where
 
 
@@ -121,3 +123,36 @@ class OnePlayer(DiscreteGame):
         """Adds to the game's fields legal: int32 [A], 1 where the action is legal."""
         legal = self.game.legal_action_mask(state.position)[self.ids].astype(jnp.int32)
         return {**self.game.fields(state.position), "legal": legal}
+
+
+def text_game(
+    env: OnePlayer, opponent: str, prompt: str, rules: dict[str, str], last: Template | str = "", **options: Any
+) -> TextGame:
+    """Makes a text game in which one reply is one move: the board and whose turn it is.
+
+    Args:
+      opponent: as in `OnePlayer`; one that does not play at random is a part of the name.
+      prompt: "paper" or "compact". rules: prompt -> rules.
+      last: what the paper prompt says after whose turn it is.
+      **options: other fields of the `TextGame`.
+
+    Raises:
+      ValueError: an unknown prompt.
+    """
+    check_text_game(prompt)
+    game, player = env.game, Choice("player", env.game.players)
+    turn = "Board:\n" + game.board + Template((Literal("\nYou play "), player, Literal(", and it is your turn.")))
+    to_move = Template((Literal("\n"), player, Literal(" to move")))
+    return TextGame(
+        name=game.name if opponent == "random" else f"{game.name}_{opponent}",
+        env=env,
+        params=env.default_params,
+        rules=rules[prompt],
+        actions=env.words,
+        observation=game.board + to_move if prompt == "compact" else turn + last if last else turn,
+        fields=env.fields,
+        board=game.board,
+        success=env.success,
+        max_actions_per_turn=1,
+        **options,
+    )

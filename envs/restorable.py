@@ -16,7 +16,8 @@ from nlrl_jax.text import generators
 from nlrl_jax.types import HostGame, Outcome, Start
 
 Task = tuple[str, int]
-_TRIED = 3  # steps by which a way to restore states is checked
+NOTHING = "nothing"  # what a game gets where a reply holds no action
+_STEPS = 3  # by which it is checked that a state can be stepped again
 
 
 class Path(NamedTuple):
@@ -40,7 +41,7 @@ def restorable(game: HostGame, task: Task) -> HostGame:
         return game
 
     def new_course() -> list[tuple]:
-        return _course(game, *game.reset([task]))
+        return walk(game, *game.reset([task]))
 
     game = generators.apart(game) if generators.are_used(new_course) else game
     course = new_course()
@@ -48,7 +49,7 @@ def restorable(game: HostGame, task: Task) -> HostGame:
         candidate = restored_by(game)
         with contextlib.suppress(Exception):  # whatever the state's class raises where it cannot be copied
             (start,) = candidate.reset([task])
-            if all(_course(candidate, start) == course for _ in range(2)):
+            if all(walk(candidate, start) == course for _ in range(2)):
                 return candidate
     raise ValueError(
         f"{game.name} cannot be imagined by its expert: neither a copy of a state (copy.deepcopy) nor its actions "
@@ -57,13 +58,17 @@ def restorable(game: HostGame, task: Task) -> HostGame:
     )
 
 
-def _course(game: HostGame, start: Start) -> list[tuple]:
-    """What the expert's first steps lead to."""
+def walk(game: HostGame, start: Start) -> list[tuple]:
+    """What the first steps of the expert lead to, or of the first action where there is no expert."""
     course, now = [(start.goal, start.observation)], Outcome(start.state, start.observation)
-    while len(course) <= _TRIED and not now.done:
-        (now,) = game.step([now.state], [game.expert(now.state)])
+    while len(course) <= _STEPS and not now.done:
+        (now,) = game.step([now.state], [first_move(game, now.state)])
         course.append(now[1:])
     return course
+
+
+def first_move(game: HostGame, state: Any) -> str:
+    return game.expert(state) if game.expert else (*game.actions, NOTHING)[0]
 
 
 def _copied(game: HostGame) -> HostGame:

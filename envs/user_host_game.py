@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from nlrl_jax.envs.restorable import NOTHING, first_move, walk
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.roles.json_reply import folded
 from nlrl_jax.text import generators
 from nlrl_jax.types import HostGame, Outcome, Start
 
 Task = tuple[str, int]
-NOTHING = "nothing"  # what a game gets where a reply holds no action
 _SHOWN = 60  # characters of a value in a message
-_STEPS = 3  # that are played
 _KINDS = 16  # whose first task is begun
 
 
@@ -43,7 +42,7 @@ def checked(game: HostGame, blamed: Callable[[str], AbstractContextManager]) -> 
     game = _watched(game, blamed)
     with blamed(""):
         task = (game.kinds[0], 0)
-        if generators.are_used(lambda: _walk(game, *game.reset([task]))):
+        if generators.are_used(lambda: walk(game, *game.reset([task]))):
             game = generators.apart(game)
         _try(game)
     return game
@@ -250,7 +249,7 @@ def _try(game: HostGame) -> None:
         if function := getattr(game, name):
             function(starts[1].state)
     before = starts[1].state
-    after = game.step([start.state for start in starts[:2]], [_move(game, before), NOTHING])[1].state
+    after = game.step([start.state for start in starts[:2]], [first_move(game, before), NOTHING])[1].state
     first, second = (getattr(state, "state", state) for state in (starts[0].state, before))
     is_live = getattr(after, "state", after) is second and not isinstance(second, str | int | float | tuple | frozenset)
     if first is second and is_live and second is not None:
@@ -258,8 +257,8 @@ def _try(game: HostGame) -> None:
     # A reversible game is stepped twice from one start, another one begins twice.
     task = tasks[1]
     (start,) = game.reset([task])
-    first = _walk(game, start)
-    second = _walk(game, start if game.reversible else game.reset([task])[0])
+    first = walk(game, start)
+    second = walk(game, start if game.reversible else game.reset([task])[0])
     if first != second:
         old, new = next(pair for pair in zip([*first, "an end"], [*second, "an end"]) if pair[0] != pair[1])
         if game.reversible:
@@ -272,15 +271,3 @@ def _try(game: HostGame) -> None:
             f"and to {shown(new)}; let everything random follow from its seed, else a resumed run is not the same run",
             file=sys.stderr,
         )
-
-
-def _move(game: HostGame, state: Any) -> str:
-    return game.expert(state) if game.expert else (*game.actions, NOTHING)[0]
-
-
-def _walk(game: HostGame, start: Start) -> list[tuple]:
-    walk, now = [(start.goal, start.observation)], Outcome(start.state, start.observation)
-    while len(walk) <= _STEPS and not now.done:
-        (now,) = game.step([now.state], [_move(game, now.state)])
-        walk.append(now[1:5])
-    return walk

@@ -122,11 +122,6 @@ class Workers:
             list(threads.map(serve, self.workers, queues))
         return [answers[i] for i in range(len(requests))]
 
-    @property
-    def processes(self) -> list[int]:
-        """The process ids of the running workers."""
-        return [worker.process.pid for worker in self.workers if worker.process is not None]
-
 
 def _stop_all(workers: Sequence[Any]) -> None:
     for worker in workers:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
-import numpy as np
 
 from nlrl_jax.envs.babyai import levels, rules, solver
 from nlrl_jax.envs.babyai.env import text_game
@@ -45,25 +43,9 @@ def draw(key: jax.Array, mission: jax.Array) -> rules.BabyAIState:
     return levels.draw(jax.random.fold_in(key, mission), mission)
 
 
-@functools.lru_cache(1 << 17)
-def _plan(task: solver.Task, node: solver.Node) -> tuple[int, ...] | None:
-    actions = solver.search(task, node)
-    return None if actions is None else tuple(actions)
-
-
-def _plan_of(state: rules.BabyAIState) -> tuple[int, ...] | None:
-    return _plan(*solver.read(jax.tree.map(lambda leaf: np.asarray(leaf)[None], state))[0])
-
-
-def distance(state: rules.BabyAIState) -> int | None:
-    """See `solver.distance`."""
-    actions = _plan_of(state)
-    return None if actions is None else len(actions)
-
-
 def move(state: rules.BabyAIState) -> str:
     """Returns the first action of a shortest plan over the true state; "turn left" where there is no plan."""
-    actions = _plan_of(state)
+    actions = solver.plan(state)
     return rules.ACTIONS[actions[0] if actions else rules.TURN_LEFT]
 
 
@@ -78,7 +60,6 @@ def host_game(max_steps: int = 30) -> HostGame:
     game = of_text_game(
         text_game("all", max_steps=max_steps),
         texts=texts,
-        optimal=distance,
         max_steps=max_steps,
         kinds=rules.MISSIONS,
         reset=draw,

@@ -3,7 +3,7 @@
 A* search over whole states, so things in the way may be walked around, carried off or, if they are boxes, opened. The
 heuristic counts the steps through rooms without things, never more than there are.
 
-    plan(state)       # [2, 2, 1, 2]: action ids that fulfil the mission; None where nothing can
+    plan(state)       # (2, 2, 1, 2): action ids that fulfil the mission; None where nothing can
     distance(state)   # 4
 
 A state may be any that the game can reach. Plans for "go to", "pick up" and "open door" are shortest. In the other
@@ -145,8 +145,6 @@ def _adjacent(a: int, b: int) -> bool:
 def _walks(door_cell: int) -> tuple[list[list[int]], list[list[int]]]:
     """Counts steps in rooms without things, the door open: (from a pose until a cell is faced [4 * cells][cells], the
     fewest from any pose facing one cell to one facing another [cells][cells]).
-
-    Of rooms without things, the door open. [4 * cells][cells] and [cells][cells].
     """
     floor = _floor(door_cell)
     poses = [4 * cell + d for cell in range(_CELLS) if floor[cell] for d in range(4)]
@@ -255,16 +253,22 @@ def _useful(task: Task, node: Node) -> tuple[int, ...]:
     return (*turns, rules.FORWARD, rules.DROP) if node.carrying >= 0 else (*turns, rules.FORWARD)
 
 
-def plan(state: BabyAIState) -> list[int] | None:
-    """Finds a shortest list of action ids that fulfils the mission of one state; [] where it is fulfilled.
+@functools.lru_cache(1 << 17)
+def _plan(task: Task, node: Node) -> tuple[int, ...] | None:
+    actions = search(task, node)
+    return None if actions is None else tuple(actions)
 
-    None where nothing fulfils it, as once every target is gone.
+
+def plan(state: BabyAIState) -> tuple[int, ...] | None:
+    """Finds a shortest sequence of action ids that fulfils the mission of one state; () where it is fulfilled.
+
+    None where nothing fulfils it, as once every target is gone. Plans are remembered.
     """
-    return plans(jax.tree.map(lambda leaf: np.asarray(leaf)[None], state))[0]
+    return _plan(*read(jax.tree.map(lambda leaf: np.asarray(leaf)[None], state))[0])
 
 
 def plans(states: BabyAIState) -> list[list[int] | None]:
-    """Plans for each of the states, leading axis [N]; see `plan`."""
+    """Searches for a plan for each of the states, leading axis [N]; see `search`."""
     return [search(task, node) for task, node in read(states)]
 
 

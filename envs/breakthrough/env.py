@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from nlrl_jax.envs import one_player
 from nlrl_jax.envs.breakthrough.rules import board_game
 from nlrl_jax.envs.one_player import OnePlayer
-from nlrl_jax.envs.options import check_text_game
-from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import TextGame
 
 
@@ -45,28 +44,13 @@ def text_game(
     Raises:
       ValueError: an argument outside its range.
     """
-    check_text_game(prompt)
     game = board_game(rows, columns, pawn_rows)
-    env, turn = OnePlayer(game, (rows, columns), opponent, side, max_steps), Choice("player", game.players)
-    if prompt == "compact":
-        rules = "Breakthrough: choose a legal move."
-        observation = game.board + Template((Literal("\n"), turn, Literal(" to move")))
-    else:
-        rules = f"{game.rules}\nReply with one move."
-        observation = (
-            "Board:\n" + game.board + Template((Literal("\nYou play "), turn, Literal(", and it is your turn.")))
-        )
-    return TextGame(
-        name="breakthrough" if opponent == "random" else f"breakthrough_{opponent}",
-        env=env,
-        params=env.default_params,
-        rules=rules,
-        actions=env.words,
-        observation=observation,
-        fields=env.fields,
-        board=game.board,
-        success=env.success,
-        max_actions_per_turn=1,
+    env = OnePlayer(game, (rows, columns), opponent, side, max_steps)
+    return one_player.text_game(
+        env,
+        opponent,
+        prompt,
+        rules={"compact": "Breakthrough: choose a legal move.", "paper": f"{game.rules}\nReply with one move."},
         optimal=lambda state: fewest_moves(np.asarray(env.fields(state)["cells"]).reshape(rows, columns), state.side),
         legend={"b": "black pawn", "w": "white pawn", ".": "free"},
     )

@@ -33,6 +33,7 @@ from gymnax.environments import environment, spaces
 from nlrl_jax.envs.locomotion import prompts, rule_based, xml_path
 from nlrl_jax.envs.locomotion.frames import frames, side_by_side
 from nlrl_jax.envs.shell import on_any_mesh
+from nlrl_jax.envs.trajectory_prompts import analyst_roles
 from nlrl_jax.types import ControlGame
 
 VERSIONS = ("v4", "v5")
@@ -283,7 +284,7 @@ def control_game(name: str, version: str = "v4", physics: str = "auto", contact_
         name=name,
         env=env,
         params=env.default_params,
-        roles=prompts.roles(name, version, contacts=env.feels),
+        roles=analyst_roles(prompts.game_text(name, version, contacts=env.feels)),
         scripts=rule_based.SCRIPTS,
         draw=lambda states: frames(name, np.asarray(states.qpos)),
         draw_case=functools.partial(what_if_frames, env, name),

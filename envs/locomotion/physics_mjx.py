@@ -25,7 +25,7 @@ _TRACING = threading.RLock()  # the table of colliders is global: one thread at 
 _STAGES = np.array([(0, 1 / 6), (0.5, 1 / 3), (0.5, 1 / 3), (1, 1 / 6)])  # Runge-Kutta: how far to go, what it counts
 
 
-def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool, corrected: bool = True) -> Callable:
+def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool) -> Callable:
     """Makes a control step of `frame_skip` sub-steps.
 
     (qpos, qvel, warmstart, ctrl) -> (qpos, qvel, warmstart, x, cfrc_ext).
@@ -34,9 +34,6 @@ def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool, correc
     solver starts), ctrl [nu] (clipped to the motors' range); x [] is the first body's x as the simulator last saw it,
     in the fourth stage of the last sub-step; cfrc_ext [nbody - 1, 6] are the outer forces on every body but the
     world, [0, 6] unless `contact_forces`. All in the dtype that JAX had for floats when the stepper was made.
-
-    Args:
-      corrected: False leaves MJX's own collider in place, for comparison.
 
     Raises:
       RuntimeError: this MJX lacks something of 3.17 that we build on.
@@ -52,7 +49,7 @@ def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool, correc
         if qpos.dtype != blank.qpos.dtype:
             raise ValueError(f"the state is {qpos.dtype}, but this game was made for {blank.qpos.dtype}: make it anew")
         data = blank.replace(qpos=qpos, qvel=qvel, qacc_warmstart=warmstart, ctrl=ctrl.astype(qpos.dtype))
-        with c_collider() if corrected else contextlib.nullcontext():
+        with c_collider():
             data, _ = jax.lax.scan(lambda data, _: (_substep(model_x, data), None), data, None, frame_skip)
         forces = jnp.zeros((0, 6), qpos.dtype)
         if contact_forces:

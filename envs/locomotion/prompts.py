@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nlrl_jax.envs.trajectory_prompts import GameText, analyst_roles
+from nlrl_jax.envs.trajectory_prompts import GameText
 from nlrl_jax.roles.analyst_replies import vector_reader
-from nlrl_jax.roles.trajectories import Action, AnalystRoles, ControlEpisode
+from nlrl_jax.roles.trajectories import Action, ControlEpisode
 
-VERSIONS = ("v4", "v5")
 _LEGS = ("front left", "back left", "back right", "front right")  # legs 1 to 4 of the ant
 
 
@@ -123,24 +122,14 @@ def motors(robot: RobotText) -> tuple[str, ...]:
     return tuple(robot.joints[i] for i in robot.motors)
 
 
-def roles(robot: str, version: str = "v4", contacts: bool = False) -> AnalystRoles:
-    """Returns a robot's prompts and readers for ULTRA.
+def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameText:
+    """Puts a robot into words.
 
     Args:
-      robot: "hopper", "walker2d" or "ant".
+      name: "hopper", "walker2d" or "ant".
       version: of Gymnasium's reward, "v4" or "v5".
       contacts: hard contacts cost reward; of the Ant v5 they do in any case.
-
-    Raises:
-      ValueError: no such robot or version.
     """
-    return analyst_roles(game_text(robot, version, contacts))
-
-
-def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameText:
-    """Puts a robot into words; see `roles`."""
-    if name not in ROBOTS or version not in VERSIONS:
-        raise ValueError(f"no robot {name!r} of version {version!r}; choose of {', '.join(ROBOTS)} and v4, v5")
     robot = ROBOTS[name]
     return GameText(
         system="You are an expert in robot control. Answer in the requested output format.",

@@ -10,11 +10,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from nlrl_jax.envs import one_player
 from nlrl_jax.envs.one_player import OnePlayer
-from nlrl_jax.envs.options import check_text_game
 from nlrl_jax.envs.tic_tac_toe.rules import (
     ACTIONS,
-    PLAYERS,
     RULES,
     board_game,
     code,
@@ -22,7 +21,6 @@ from nlrl_jax.envs.tic_tac_toe.rules import (
     legal_moves_template,
     minimax,
 )
-from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import TextGame
 
 
@@ -44,29 +42,17 @@ def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper
     Raises:
       ValueError: an argument outside its range.
     """
-    check_text_game(prompt)
     env = OnePlayer(board_game(), (3, 3), opponent, side, max_steps, {"minimax": _best_moves})
-    board, player = env.game.board, Choice("player", PLAYERS)
-    if prompt == "compact":
-        rules = "Tic-tac-toe: choose a free cell."
-        observation = board + Template((Literal("\n"), player, Literal(" to move")))
-    else:
-        rules = (
-            f"{RULES}\nAvailable actions: {', '.join(ACTIONS)}; only free positions are legal. Reply with one of them."
-        )
-        turn = Template((Literal("\nYou play "), player, Literal(", and it is your turn. Free positions: ")))
-        observation = "Board:\n" + board + turn + legal_moves_template("none")
-    return TextGame(
-        name="tic_tac_toe" if opponent == "random" else f"tic_tac_toe_{opponent}",
-        env=env,
-        params=env.default_params,
-        rules=rules,
-        actions=ACTIONS,
-        observation=observation,
-        fields=env.fields,
-        board=board,
-        success=env.success,
-        max_actions_per_turn=1,
+    return one_player.text_game(
+        env,
+        opponent,
+        prompt,
+        rules={
+            "compact": "Tic-tac-toe: choose a free cell.",
+            "paper": f"{RULES}\nAvailable actions: {', '.join(ACTIONS)}; only free positions are legal. Reply with one "
+            "of them.",
+        },
+        last=" Free positions: " + legal_moves_template("none"),
         optimal=lambda state: fewest_marks(state.position, int(state.side)),
         legend={"O": "moves first", "X": "moves second"},
     )

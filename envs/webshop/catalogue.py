@@ -15,9 +15,8 @@ from typing import Any
 
 NO_PRICE = 100.0  # of a product without one, as in WebShop
 NO_LIMIT = 1e6
-_LEARN_EVERY = (
-    5  # generated catalogue: the instructions about every fifth product are for `envs.recorded`, not for tasks
-)
+# Of the generated catalogue the instructions about every fifth product are for `envs.recorded`, not for tasks.
+_LEARN_EVERY = 5
 _SHUFFLE, _TEST = 233, 500  # the original shuffles its goals with this seed; the first 500 are its test set
 
 # Names of the files in WebShop's data folder, the small set first.

@@ -92,7 +92,7 @@ class Shop:
 
     def score(self, goal: Goal, product: Product, chosen: Sequence[str]) -> float:
         """Scores buying a product with these options."""
-        return reward.score(goal, product, chosen, self._nouns).reward
+        return reward.score(goal, product, chosen, self._nouns)
 
     def search(self, query: str) -> tuple[str, ...]:
         """Returns the ids of the products that a query finds, best first."""

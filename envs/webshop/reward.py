@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from rapidfuzz import fuzz
 from rapidfuzz.utils import default_process
@@ -48,23 +47,6 @@ NOT_NOUNS = frozenset(
     "purple quick red round short simple slim small soft solid strong than that the their these thick thin this to "
     "under up wet white wide with without yellow you your".split()
 )
-
-
-class PurchaseScore(NamedTuple):
-    """WebShop's reward of a purchase and its parts.
-
-    Attributes:
-      reward: in [0, 1].
-      kind: r_type.
-      attributes, options: shares met, 1 where none is asked for.
-      price: met.
-    """
-
-    reward: float
-    kind: float
-    attributes: float
-    options: float
-    price: bool
 
 
 def ratio(a: str, b: str) -> int:
@@ -144,14 +126,8 @@ def options_met(chosen: Sequence[str], goal_options: Sequence[str]) -> int:
     return sum(any(ratio(colour, plain_colour(option)) > ALIKE for colour in colours) for option in goal_options)
 
 
-def score(
-    goal: Goal, bought: Product, chosen: Sequence[str], nouns: Callable[[str], list[str]] = nouns
-) -> PurchaseScore:
-    """Computes the reward of buying a product with these options, and its parts."""
-    kind = kind_reward(bought, goal.product, nouns)
-    met = attributes_met(bought, goal.attributes), options_met(chosen, goal.options)
-    price = bought.price <= goal.price_upper
-    share = (sum(met) + price) / (len(goal.attributes) + len(goal.options) + 1)
-    attributes = met[0] / len(goal.attributes) if goal.attributes else 1.0
-    options = met[1] / len(goal.options) if goal.options else 1.0
-    return PurchaseScore(kind * share, kind, attributes, options, price)
+def score(goal: Goal, bought: Product, chosen: Sequence[str], nouns: Callable[[str], list[str]] = nouns) -> float:
+    """Computes the reward of buying a product with these options, in [0, 1]."""
+    met = attributes_met(bought, goal.attributes) + options_met(chosen, goal.options)
+    share = (met + (bought.price <= goal.price_upper)) / (len(goal.attributes) + len(goal.options) + 1)
+    return kind_reward(bought, goal.product, nouns) * share

@@ -117,15 +117,16 @@ def test_a_worker_that_is_killed_or_hangs_is_replaced_and_its_episode_goes_on(sm
     commands = plan(World(small))
     world = World(small)
     assert pool.ask([EngineRequest(problem, (), None)])[0].observation == world.intro()
-    (process,) = pool.processes
+    (worker,) = pool.workers
+    process = worker.process.pid
     os.kill(process, signal.SIGKILL)
     told = pool.ask([EngineRequest(problem, (), commands[0])])[0]
-    assert (told.observation, told.error) == (world.step(commands[0]), "") and pool.processes != [process]
-    pool.workers[0].patience = 0.5
-    os.kill(pool.processes[0], signal.SIGSTOP)
-    pool.workers[0].ask(EngineRequest(problem, tuple(commands[:1]), commands[1]))  # hangs, then starts too slowly
-    assert pool.processes == []
-    pool.workers[0].patience = 30
+    assert (told.observation, told.error) == (world.step(commands[0]), "") and worker.process.pid != process
+    worker.patience = 0.5
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    worker.ask(EngineRequest(problem, tuple(commands[:1]), commands[1]))  # hangs, then starts too slowly
+    assert worker.process is None
+    worker.patience = 30
     told = pool.ask([EngineRequest(problem, tuple(commands[:1]), commands[1])])[0]
     assert told.observation == world.step(commands[1])
 

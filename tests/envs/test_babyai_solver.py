@@ -115,7 +115,7 @@ def test_a_box_in_the_way_is_opened_and_a_wrong_thing_put_down():
 
     # A corridor: the agent in the corner, boxes to the right and below, the ball behind the one on the right.
     corner = state([rules.BALL, rules.BOX, rules.BOX], [3, 2, 1], [1, 1, 2])
-    assert solver.plan(corner) == [rules.TOGGLE, rules.FORWARD, rules.PICK_UP]
+    assert solver.plan(corner) == (rules.TOGGLE, rules.FORWARD, rules.PICK_UP)
     assert solver.distance(corner) == 3
     holding = state([rules.BALL, rules.KEY], [2, rules.NOWHERE], [1, rules.NOWHERE], carrying=1)
     plan = solver.plan(holding)

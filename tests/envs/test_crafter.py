@@ -5,9 +5,7 @@ import jax
 import numpy as np
 import pytest
 from craftax.craftax_classic.renderer import render_craftax_symbolic
-from gymnax.environments import environment
 
-from nlrl_jax import envs
 from nlrl_jax.envs.crafter import engine
 from nlrl_jax.envs.crafter.env import ACTIONS, EnvParams
 from tests.envs.crafter_worlds import BATCH, MIDDLE, fresh, game, played, row, stack, state_of, step
@@ -97,23 +95,3 @@ def test_each_seed_has_its_world_and_steps_are_deterministic():
     assert (worlds.map == engine.BLOCKS.index("diamond")).any((1, 2)).all()
     one, two = (step(fresh(), ACT["do"], seed=4)[0] for _ in range(2))
     assert jax.tree.all(jax.tree.map(np.array_equal, one, two))
-
-
-def test_it_is_a_gymnax_environment_with_a_limit():
-    env, params = game().env, game().params
-    assert isinstance(env, environment.Environment) and params.max_steps_in_episode == 10_000
-    short = envs.make("crafter", max_steps=50).params
-    assert env.is_truncated(state_of().replace(time=50), short) and not env.is_truncated(state_of(), short)
-
-
-def test_types_stay_the_same_from_step_to_step():
-    first = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), fresh())
-    assert first == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), step(fresh(), 0)[0])
-    env, params = game().env, game().params
-    init = jax.eval_shape(lambda key: env.reset_env(key, params)[1], jax.random.key(0))
-    loop = lambda key: jax.lax.scan(
-        lambda s, _: (env.step_env(key, s, 0, params)[1], None), env.reset_env(key, params)[1], None, 2
-    )[0]
-    assert jax.tree.map(lambda leaf: leaf.dtype, jax.eval_shape(loop, jax.random.key(0))) == jax.tree.map(
-        lambda leaf: leaf.dtype, init
-    )

@@ -62,22 +62,6 @@ def test_every_cell_and_action_equals_the_drawing(name):
             assert tuple(x.item() for x in mazes.step(m, row * m.columns + column, a)) == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_walking_downhill_from_every_cell_takes_the_shortest_distance(name):
-    game, m, table = envs.make(f"maze_{name}"), mazes.maze(name), distances(name)
-    step = jax.jit(game.env.step_env)
-    for (row, column), steps in table.items():
-        state = mazes.MazeState(time=jnp.int32(0), position=jnp.int32(row * m.columns + column))
-        total = 0.0
-        for _ in range(steps):
-            here = divmod(int(state.position), m.columns)
-            best = min(range(4), key=lambda a: table[neighbour(name, *here, mazes.ACTIONS[a])])
-            _, state, reward, terminated, _ = step(jax.random.key(0), state, best, game.params)
-            total += float(reward)
-        assert bool(game.success(state)) and total == -max(steps - 1, 0)
-        assert steps == 0 or bool(terminated)
-
-
 def test_numpy_and_jax_take_the_same_steps_and_unknown_actions_cost_four():
     m = mazes.maze("double_t")
     cells = np.flatnonzero(~m.walls)
@@ -150,8 +134,3 @@ def test_observations_are_the_drawing_or_the_walls_nearby(observation):
         blocked = [neighbour("medium", row, column, word) == (row, column) for word in mazes.ACTIONS]
         np.testing.assert_array_equal(obs, blocked)
     assert int(m.moves[state.position].max()) < 64
-
-
-def test_unknown_mazes_are_refused():
-    with pytest.raises(ValueError, match="'umaze'.*double_t, medium"):
-        mazes.maze("umaze")
