@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nlrl_jax.config import check, option
-from nlrl_jax.lm import families
+from nlrl_jax.lm import config_json
 from nlrl_jax.lm.families import FULL, LAYER_TYPES, SLIDING, LinearRopeScaling, RopeScaling
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -108,9 +108,9 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
-        """Reads the contents of a Hugging Face `config.json`. Errors: see `families.read`."""
-        return cls(**{**families.read(hf), **overrides})
+        """Reads the contents of a Hugging Face `config.json`. Errors: see `config_json.read`."""
+        return cls(**{**config_json.read(hf), **overrides})
 
     def to_hf(self) -> dict[str, Any]:
         """The contents of a `config.json` that `transformers` loads."""
-        return families.write(self)
+        return config_json.write(self)

@@ -26,14 +26,17 @@ from jax.sharding import Mesh
 
 from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.families import MODEL_TYPES, WITH_VISION
 from nlrl_jax.lm.tokenizer_files import read_token_ids
 from nlrl_jax.weights import layout
 from nlrl_jax.weights.layout import transposed
-from nlrl_jax.weights.names import hugging_face
+from nlrl_jax.weights.names import hugging_face, of_text_part
 from nlrl_jax.weights.safetensors_file import DTYPES, check_dtypes, temporary, write
 from nlrl_jax.weights.tensors import INDEX, SINGLE, Tensors, listing, remove_weights, weight_map
 
 _EMBEDDING, _HEAD = hugging_face(("embedding",), None), hugging_face(("lm_head",), None)
+# Architectures that are also the text part of models that see.
+_PARTS = {MODEL_TYPES[text_type] for _, text_type in WITH_VISION.values()}
 # Old Llama files carry the rotary frequencies or tables; they follow from the config.
 _BUFFER = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
@@ -69,13 +72,15 @@ def load(
     folder = pathlib.Path(folder)
     config = dataclasses.replace(read_config(folder), **overrides)
     tensors = Tensors(folder)
+    if config.architecture in _PARTS:
+        _leave_text(folder, tensors)
     config = _tie(folder, config, tensors)
     _check(folder, config, tensors)
     param_dtype = param_dtype or _stored_dtype(folder, config, tensors)
     config = dataclasses.replace(config, param_dtype=param_dtype, dtype=dtype or param_dtype)
 
     def fetch(path, layer, index):
-        name = hugging_face(path, layer)
+        name = hugging_face(path, layer, config.sandwich_norms)
         values = tensors.read(name, index[::-1]).T if transposed(path) else tensors.read(name, index)
         return layout.finite(values, folder, name)
 
@@ -179,6 +184,25 @@ def _write_about(folder: pathlib.Path, config: ModelConfig, dtype: str, tokenize
     write_json(folder / "config.json", {**config.to_hf(), "torch_dtype": dtype, **ids}, indent=2)
 
 
+def _names(config: ModelConfig) -> dict[str, tuple[layout.Path, int | None, tuple[int, ...]]]:
+    """Name in a file -> (path, layer, shape in the file) of every tensor."""
+    return {hugging_face(at[0], at[1], config.sandwich_norms): at for at in layout.tensors(config)}
+
+
+def _leave_text(folder: pathlib.Path, tensors: Tensors) -> None:
+    """Gives the tensors of a model that sees, too, the names that they have in a model of text alone."""
+    skipped = 0
+    for name in list(tensors):
+        text_name = of_text_part(name)
+        if text_name is None:
+            tensors.drop(name)
+            skipped += 1
+        elif text_name != name:
+            tensors.rename(name, text_name)
+    if skipped:
+        warnings.warn(f"{folder}: {skipped} tensors for images are skipped; the text part is loaded", stacklevel=3)
+
+
 def _tie(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> ModelConfig:
     """Whether the head is the embedding, as `transformers` decides: a head of its own in the files is used whatever
     the config says, and a head alone serves as the embedding too."""
@@ -197,7 +221,8 @@ def _tie(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> ModelCo
 
 def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> str:
     """The checkpoint's dtype. See `load` for one that has several."""
-    dtypes = sorted({DTYPES[tensors.dtype(hugging_face(path, layer))] for path, layer, _ in layout.tensors(config)})
+    stored = (tensors.dtype(name) for name in _names(config))
+    dtypes = sorted({DTYPES[dtype] for dtype in stored})
     if len(dtypes) == 1:
         return dtypes[0]
     contents = read_json(folder / "config.json")
@@ -216,7 +241,7 @@ def _check(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> None:
     """Checks that exactly the tensors of the config are there, in their shapes and a known dtype."""
     shapes = {name: tensors.shape(name) for name in tensors if not _BUFFER.match(name)}
     layout.check_sizes(folder, config, shapes, "config.json calls for")
-    expected = {hugging_face(path, layer): shape for path, layer, shape in layout.tensors(config)}
+    expected = {name: shape for name, (_, _, shape) in _names(config).items()}
     own_head = _HEAD in expected.keys() - shapes.keys()
     hint = " (tie_word_embeddings is false in config.json)" if own_head else ""
     layout.check_tensors(folder, expected, shapes, "config.json calls for", hint)
@@ -229,10 +254,10 @@ _Shard = dict[str, tuple[layout.Path, int | None, jax.ShapeDtypeStruct]]  # name
 def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[_Shard]:
     """Tensors in the order of the layers, cut into shards of at most `max_bytes` (or one tensor)."""
     order = []
-    for path, layer, shape in layout.tensors(config):
+    for name, (path, layer, shape) in _names(config).items():
         place = -1 if path == ("embedding",) else config.num_layers if layer is None else layer
         struct = jax.ShapeDtypeStruct(shape, flat[path].dtype)
-        order.append((place, hugging_face(path, layer), (path, layer, struct)))
+        order.append((place, name, (path, layer, struct)))
     shards, filled = [{}], 0
     for _, name, tensor in sorted(order, key=lambda item: item[:2]):
         size = tensor[2].size * tensor[2].dtype.itemsize

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from nlrl_jax.weights.layout import Path, stacked
 
 # Where a module sits in the tree -> its name in a Hugging Face checkpoint and in a GGUF file. Those of a block follow
@@ -13,7 +15,9 @@ _OUTSIDE = {
 }
 _NORMS = {
     ("attention_norm",): ("input_layernorm", "attn_norm"),
+    ("attention_out_norm",): ("post_attention_layernorm", "post_attention_norm"),
     ("mlp_norm",): ("post_attention_layernorm", "ffn_norm"),
+    ("mlp_out_norm",): ("post_feedforward_layernorm", "post_ffw_norm"),
     ("attention", "q_norm"): ("self_attn.q_norm", "attn_q_norm"),
     ("attention", "k_norm"): ("self_attn.k_norm", "attn_k_norm"),
 }
@@ -26,13 +30,29 @@ _LINEAR = {
     ("up",): ("mlp.up_proj", "ffn_up"),
     ("down",): ("mlp.down_proj", "ffn_down"),
 }
+# Where outputs are normed too, "post_attention_layernorm" is the norm of attention's.
+_SANDWICH = {("mlp_norm",): ("pre_feedforward_layernorm", "ffn_norm")}
 _PREFIXES = "model.layers", "blk"
+# Models that see, too: what stands before the names of their text part, and before those of the rest.
+_TEXT_PART = re.compile(r"(?:language_model\.(model\.|lm_head\.)|(model\.)language_model\.)")
+_VISION = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 LINEAR = {path: names[0] for path, names in _LINEAR.items()}  # the linear layers of a block, as Hugging Face names them
 
 
-def hugging_face(path: Path, layer: int | None) -> str:
-    """The name in a Hugging Face checkpoint of the parameter at `path` (of one layer)."""
-    return _name(path, layer, 0)
+def hugging_face(path: Path, layer: int | None, sandwich_norms: bool = False) -> str:
+    """The name in a Hugging Face checkpoint of the parameter at `path` (of one layer).
+
+    Args:
+      sandwich_norms: see `ModelConfig`.
+    """
+    return _name(path, layer, 0, sandwich_norms)
+
+
+def of_text_part(name: str) -> str | None:
+    """The name, in a checkpoint of text alone, of a tensor of a model that sees, too; None if it is for seeing."""
+    if _VISION.match(name):
+        return None
+    return _TEXT_PART.sub(lambda match: match[1] or match[2], name, count=1) if _TEXT_PART.match(name) else name
 
 
 def gguf(path: Path, layer: int | None) -> str:
@@ -40,9 +60,10 @@ def gguf(path: Path, layer: int | None) -> str:
     return _name(path, layer, 1)
 
 
-def _name(path: Path, layer: int | None, form: int) -> str:
+def _name(path: Path, layer: int | None, form: int, sandwich_norms: bool = False) -> str:
     kind = "bias" if path[-1] == "bias" else "weight"
     module = path[:1] if not stacked(path) else path[1:-1]
     if not stacked(path):
         return f"{_OUTSIDE[module][form]}.{kind}"
-    return f"{_PREFIXES[form]}.{layer}.{(_NORMS | _LINEAR)[module][form]}.{kind}"
+    modules = _NORMS | _LINEAR | (_SANDWICH if sandwich_norms else {})
+    return f"{_PREFIXES[form]}.{layer}.{modules[module][form]}.{kind}"

@@ -56,6 +56,10 @@ class Tensors:
         """The tensor `name` is known as `new_name` from now on, and replaces one of that name."""
         self._places[new_name] = self._places.pop(name)
 
+    def drop(self, name: str) -> None:
+        """The tensor `name` is not there from now on."""
+        del self._places[name]
+
     def equal(self, name: str, second: str) -> bool:
         """Whether two matrices hold the same numbers."""
         if self.shape(name) != self.shape(second) or not {self.dtype(name), self.dtype(second)} <= DTYPES.keys():

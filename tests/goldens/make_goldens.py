@@ -22,6 +22,10 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -41,6 +45,14 @@ SIZES = dict(
 LLAMA3 = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
 )
+GEMMA3 = dict(
+    head_dim=12, num_hidden_layers=3, sliding_window=7, query_pre_attn_scalar=10, num_attention_heads=4,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 99.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+    },
+)  # fmt: skip
 SHORT, LONG = (12, 7, 9), (80, 41, 77)  # lengths of the three rows
 # name: (model, configuration, whether embeddings are tied, base of the rotary angles, other fields, lengths)
 FAMILIES = {
@@ -49,15 +61,18 @@ FAMILIES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, False, 1e6, {}, SHORT),
     "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config, True, 777.0, {}, SHORT),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, True, 54321.0, dict(head_dim=16), SHORT),
+    "gemma": (GemmaForCausalLM, GemmaConfig, True, 1e4, dict(head_dim=12, num_key_value_heads=1), SHORT),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, True, 1e5, GEMMA3, LONG),
     "mistral": (MistralForCausalLM, MistralConfig, False, 1e4, dict(sliding_window=5, head_dim=12), SHORT),
 }
 
 
 def randomise(model, generator, scale=0.15):
-    """Weights large enough that every part of the decoder moves the logits."""
+    """Weights large enough that every part of the decoder moves the logits; Gemma's norms multiply by 1 + weight."""
+    centre = 0.0 if "gemma" in model.config.model_type else 1.0
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        weight.data.copy_(1 + 0.2 * noise if "norm" in name else scale * noise)
+        weight.data.copy_(centre + 0.2 * noise if "norm" in name else scale * noise)
 
 
 def padded(rows, side):
@@ -100,7 +115,9 @@ def reference(model, lengths, rng, steps=4):
 
 def make_family(name, seed):
     model_class, config_class, tied, theta, fields, lengths = FAMILIES[name]
-    rope = {"rope_type": "default", **fields.get("rope_parameters", {}), "rope_theta": theta}
+    rope = fields.get("rope_parameters", {})
+    if "full_attention" not in rope:
+        rope = {"rope_type": "default", **rope, "rope_theta": theta}
     config = config_class(**{**SIZES, **fields, "tie_word_embeddings": tied, "rope_parameters": rope})
     config.dtype = "float32"
     model = model_class(config).eval()

@@ -12,7 +12,7 @@ from nlrl_jax.lm.families import FULL, SLIDING, LinearRopeScaling, RopeScaling
 from nlrl_jax.weights.layout import shapes
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
-FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "mistral")
+FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "mistral", "gemma", "gemma3")
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,
@@ -23,6 +23,8 @@ LLAMA = {
 }
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 QWEN3 = {"architectures": None, "model_type": "qwen3"}
+GEMMA3 = {"architectures": None, "model_type": "gemma3_text", "num_key_value_heads": 2, "head_dim": 8}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
 LLAMA3 = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
@@ -130,6 +132,42 @@ def test_a_window_over_all_positions_is_none():
     assert config.window is None and not any(config.slides)
 
 
+@pytest.mark.parametrize(
+    ("entries", "theta", "scaling", "local"),  # as transformers 5.23 reads them
+    [
+        ({}, 1e6, None, 1e4),
+        ({"rope_theta": 5.0, "rope_local_base_freq": 3.0}, 5.0, None, 3.0),  # transformers 4
+        ({"rope_theta": 5.0, "rope_scaling": LINEAR}, 5.0, LinearRopeScaling(8.0), 1e4),
+        ({"rope_parameters": {FULL: {"rope_theta": 5.0, **LINEAR}, SLIDING: {}}}, 5.0, LinearRopeScaling(8.0), 1e4),
+        ({"rope_parameters": {SLIDING: {"rope_theta": 3.0, "rope_type": "default"}, FULL: None}}, 1e6, None, 3.0),
+    ],
+)
+def test_full_and_sliding_layers_have_their_own_rope(entries, theta, scaling, local):
+    config = ModelConfig.from_hf({**LLAMA, **GEMMA3, **entries})
+    assert (config.rope_theta, config.rope_scaling, config.local_rope_theta) == (theta, scaling, local)
+    assert ModelConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
+
+
+def test_gemma_3_from_next_to_nothing():
+    """As the files of the 4B model: what they leave out is the default of its configuration class."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": LINEAR}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    config = ModelConfig.from_hf({**whole, "vision_config": {"hidden_size": 7}, "tie_word_embeddings": None})
+    assert config.architecture == "Gemma3ForCausalLM" and config.tie_embeddings and config.qk_norm
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262208, 8, 4, 256)
+    assert (config.window, config.local_rope_theta, config.query_pre_attn_scalar) == (1024, 1e4, 256)
+    assert [i for i, kind in enumerate(config.layer_types) if kind == FULL] == [5, 11, 17, 23, 29]
+    assert config.num_params == pytest.approx(3.88e9, rel=0.01)  # as its model card says, without the vision tower
+
+
+def test_gemma_from_next_to_nothing():
+    config = ModelConfig.from_hf({"model_type": "gemma", "hidden_act": "gelu"})
+    assert config.num_params == pytest.approx(8.54e9, rel=0.01) and config.tie_embeddings
+    assert (config.activation, config.norm_offset, config.scale_embeddings) == ("gelu_tanh", True, True)
+    assert (config.sandwich_norms, config.qk_norm, config.window) == (False, False, None)
+
+
 def test_every_size_of_mistral_has_a_default():
     config = ModelConfig.from_hf(MISTRAL)
     assert (config.vocab_size, config.num_kv_heads, config.head_dim) == (32000, 8, 128)
@@ -181,6 +219,21 @@ def test_model_type_stands_in_for_architectures():
         ({**MISTRAL, "sliding_window": 0}, "sliding_window is 0; it must be a whole number"),
         ({**MISTRAL, "hidden_act": "gelu"}, "hidden_act='gelu'.*'silu'"),
         ({"is_causal": False}, "is_causal=False"),
+        (
+            {"model_type": "gemma", "architectures": None, "hidden_act": "silu"},
+            "hidden_act='silu'.*'gelu_pytorch_tanh'",
+        ),
+        ({"model_type": "gemma", "architectures": None, "attention_bias": True}, "attention_bias=True"),
+        ({**GEMMA3, "hidden_activation": "gelu"}, "hidden_activation='gelu'.*'gelu_pytorch_tanh'"),
+        ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ({**GEMMA3, "sliding_window": None, "sliding_window_pattern": 2}, "which needs sliding_window"),
+        ({**GEMMA3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "one for each of full_attention"),
+        ({**GEMMA3, "rope_parameters": {SLIDING: LINEAR}}, "rope_parameters of sliding_attention has a scaling"),
+        ({**GEMMA3, "rope_parameters": {FULL: {"partial_rotary_factor": 0.5}}}, "partial_rotary_factor=0.5"),
+        ({**GEMMA3, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
+        ({"model_type": "gemma3", "architectures": None, "text_config": {"model_type": "llama"}}, "text_config is"),
+        ({"model_type": "gemma3", "architectures": None, "quantization_config": {}}, "quantization_config"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple of num_attention_heads 5"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor is 4.0 and high_freq_factor 4.0"),
