@@ -25,7 +25,7 @@ from tokenizers import models
 SPACE = "\u2581"  # how SentencePiece writes a space
 # Stands for what comes before a text. A private-use character: it is in no token, so that nothing merges with it.
 PLACE = "\ue000"
-_BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 class Borders:
@@ -66,15 +66,15 @@ class Borders:
         if model.continuing_subword_prefix or model.end_of_word_suffix:
             return "its tokens differ at the beginning or end of a word (affix markers)"
         vocabulary = self._backend.get_vocab(with_added_tokens=False)
-        if not (model.byte_fallback and all(byte in vocabulary for byte in _BYTES)):
+        if not (model.byte_fallback and _BYTES <= vocabulary.keys()):
             if model.unk_token not in vocabulary:
                 return "it leaves out unknown characters, so that their neighbours meet"
             if model.fuse_unk:
                 return "it makes neighbouring unknown characters one token (fuse_unk)"
-        if any(PLACE in token for token in vocabulary):
+        if self.prefix_space and any(PLACE in token for token in vocabulary):
             return f"its vocabulary holds the private-use character U+{ord(PLACE):X}"
         merges = json.loads(model.__getstate__())["merges"]
-        if any(part in _BYTES for pair in merges for part in pair):
+        if any(not _BYTES.isdisjoint(pair) for pair in merges):
             return "it merges the tokens of bytes"
         return ""
 

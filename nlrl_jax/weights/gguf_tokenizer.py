@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from nlrl_jax.lm.tokenizer import Tokenizer, byte_table
 from nlrl_jax.lm.tokenizer_files import QWEN2, SPLIT
 from nlrl_jax.weights.gguf_file import GGUFFile
+from nlrl_jax.weights.gguf_sentencepiece import merges_by_score, sentencepiece_backend
 
 LLAMA3 = SPLIT.replace("DIGITS", r"\p{N}{1,3}")
 
@@ -63,12 +64,13 @@ _CODE_ENDS = {
     "fim_sep": ("<|file_sep|>",),
 }
 # How a key ends -> the type of its value; the others are strings.
-_KINDS = {"_token_id": int, "_bos_token": bool, ("tokens", "merges", "token_type"): list}
+_KINDS = {"_token_id": int, ("_bos_token", "_prefix"): bool, ("tokens", "merges", "token_type", "scores"): list}
 _UNDEFINED, _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(7)  # GGUF token types
+_JOINED = (_NORMAL, _USER_DEFINED, _UNUSED)  # what SentencePiece's merges make: no text becomes a control token
 
 
 def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
-    """The tokenizer that a GGUF file carries: byte-level BPE with the family's pre-tokenizer.
+    """The tokenizer that a GGUF file carries: byte-level BPE with the family's pre-tokenizer, or SentencePiece's BPE.
 
     Special are the entries of `token_type` 2 and 3 (unknown, control) and those that end a reply; type 4 (user
     defined) is matched whole but is text. Types 0 and 5 (undefined, unused) have no text, and those of them behind
@@ -78,7 +80,7 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: a damaged file, not a byte-level BPE, or an unknown pre-tokenizer.
+      ValueError: a damaged file, another kind of tokenizer, or an unknown pre-tokenizer.
     """
     path = pathlib.Path(path)
     metadata = GGUFFile(path).metadata
@@ -96,34 +98,40 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
         return read(name)
 
     model, pre = read("ggml.model"), read("ggml.pre")
-    if model != "gpt2":
-        raise ValueError(f"{path} has a tokenizer of kind {model!r:.60}; only 'gpt2' (byte-level BPE) is read")
-    if not pre:
-        warnings.warn(
-            f"{path} does not name its pre-tokenizer (tokenizer.ggml.pre); llama.cpp's default is taken, which may "
-            "split text differently from what the model has seen: a newly converted file is better",
-            stacklevel=2,
+    if model not in ("gpt2", "llama"):
+        raise ValueError(
+            f"{path} has a tokenizer of kind {model!r:.60}; only 'gpt2' (byte-level BPE) and 'llama' (SentencePiece's) "
+            "are read"
         )
-    pre = pre or "default"
-    if pre not in PRE_TOKENIZERS:
-        raise ValueError(f"{path} names the pre-tokenizer {pre!r:.60}; known are {sorted(PRE_TOKENIZERS)}")
-    tokens, merges = needed("ggml.tokens"), needed("ggml.merges")
-    for name, texts in (("tokens", tokens), ("merges", merges)):
-        if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise ValueError(f"{path} has {str(wrong[0])[:40]} in tokenizer.ggml.{name}; it must hold texts")
+    is_byte_level = model == "gpt2"
+    pre = _pre_tokenizer_name(path, pre) if is_byte_level else ""
+    tokens = needed("ggml.tokens")
+    order = needed("ggml.merges" if is_byte_level else "ggml.scores")  # of what is joined first
+    _check_entries(path, "tokens", tokens, str, "texts")
+    _check_entries(path, *(("merges", order, str, "texts") if is_byte_level else ("scores", order, float, "numbers")))
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # as llama.cpp calls it
     types = read("ggml.token_type", [1] * len(tokens))
     ids = {token: i for i, token in enumerate(tokens)}
-    if len(ids) < len(tokens) or len(types) < len(tokens):
-        fault = "lists a token twice" if len(ids) < len(tokens) else f"gives a type to {len(types)} tokens only"
-        raise ValueError(f"{path}: its vocabulary of {len(tokens)} tokens {fault}")
+    for name, entries in (("type", types), ("score", () if is_byte_level else order)):
+        if len(ids) < len(tokens) or (entries and len(entries) < len(tokens)):
+            fault = "lists a token twice" if len(ids) < len(tokens) else f"gives a {name} to {len(entries)} tokens only"
+            raise ValueError(f"{path}: its vocabulary of {len(tokens)} tokens {fault}")
     end_ids = _ends(path, tokens, ids, read)
     named = {role: _token_id(path, tokens, read, role) for role in ("bos", "eos", "padding")}
-    read_as = _read_as(tokens, types, ids, end_ids)
-    needed = {merge.replace(" ", "") for merge in merges} if len(ids) - 1 in read_as else set()
-    while (last := len(ids) - 1) in read_as.keys() - named.values() and not {tokens[last]} & needed:
+    unknown = _token_id(path, tokens, read, "unknown")
+    read_as = _read_as(tokens, types, ids, end_ids, is_byte_level)
+    if is_byte_level:
+        merges = _pairs(path, order)
+    else:
+        merges = merges_by_score(tokens, order, [kind in _JOINED for kind in types])
+    joined = {left + right for left, right in merges} if len(ids) - 1 in read_as else set()
+    while (last := len(ids) - 1) in read_as.keys() - named.values() and not {tokens[last]} & joined:
         del ids[tokens[last]], read_as[last]
-    backend = _backend(path, ids, merges, pre)
+    if is_byte_level:
+        backend = _backend(path, ids, merges, pre)
+    else:
+        adds_space = read("ggml.add_space_prefix", True)
+        backend = sentencepiece_backend(ids, merges, None if unknown is None else tokens[unknown], adds_space)
     special = [t for t, i in ids.items() if types[i] in (_UNKNOWN, _CONTROL) or i in end_ids]
     user = [t for t, i in ids.items() if types[i] == _USER_DEFINED and i not in end_ids]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
@@ -134,24 +142,51 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
     add_bos = read("ggml.add_bos_token")
     if add_bos and bos is None:
         raise ValueError(f"{path}: tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing")
-    adds_bos = bos is not None and (pre in _LLAMA3 if add_bos is None else add_bos)
+    by_default = pre in _LLAMA3 or not is_byte_level
+    adds_bos = bos is not None and (by_default if add_bos is None else add_bos)
     if not adds_bos:
         return tokenizer
     return _begin_with_bos(dataclasses.replace(tokenizer, post_processor=_adding(bos, backend)))
 
 
-def _read_as(tokens: list[str], types: list[int], ids: dict[str, int], end_ids: set[int]) -> dict[int, int | None]:
+def _pre_tokenizer_name(path: pathlib.Path, pre: str | None) -> str:
+    if not pre:
+        warnings.warn(
+            f"{path} does not name its pre-tokenizer (tokenizer.ggml.pre); llama.cpp's default is taken, which may "
+            "split text differently from what the model has seen: a newly converted file is better",
+            stacklevel=3,
+        )
+    pre = pre or "default"
+    if pre not in PRE_TOKENIZERS:
+        raise ValueError(f"{path} names the pre-tokenizer {pre!r:.60}; known are {sorted(PRE_TOKENIZERS)}")
+    return pre
+
+
+def _check_entries(path: pathlib.Path, name: str, entries: list[Any], kind: type, what: str) -> None:
+    if wrong := [entry for entry in entries if not isinstance(entry, kind)]:
+        raise ValueError(f"{path} has {str(wrong[0])[:40]} in tokenizer.ggml.{name}; it must hold {what}")
+
+
+def _read_as(
+    tokens: list[str], types: list[int], ids: dict[str, int], end_ids: set[int], is_byte_level: bool
+) -> dict[int, int | None]:
     """Tokens whose text is not what stands in the vocabulary, as llama.cpp writes them: `Tokenizer.read_as`."""
-    byte = {f"<0x{value:02x}>": ids.get(character) for value, character in byte_table().items()}
-    texts = {i: byte.get(tokens[i].lower()) for i, kind in enumerate(types[: len(tokens)]) if kind == _BYTE}
+    texts: dict[int, int | None] = {}
+    if is_byte_level:  # SentencePiece's decoder reads tokens of bytes
+        byte = {f"<0x{value:02x}>": ids.get(character) for value, character in byte_table().items()}
+        texts = {i: byte.get(tokens[i].lower()) for i, kind in enumerate(types[: len(tokens)]) if kind == _BYTE}
     texts |= dict.fromkeys(i for i, kind in enumerate(types[: len(tokens)]) if kind in (_UNDEFINED, _UNUSED))
     return {i: text_id for i, text_id in texts.items() if i not in end_ids}
 
 
-def _backend(path: pathlib.Path, ids: dict[str, int], merges: list[str], pre: str) -> tokenizers.Tokenizer:
+def _pairs(path: pathlib.Path, merges: list[str]) -> list[tuple[str, str]]:
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     if whole := [merge for merge, pair in zip(merges, pairs) if len(pair) < 2]:
         raise ValueError(f"{path}: tokenizer.ggml.merges has {whole[0]!r}; a merge is two tokens with a space between")
+    return pairs
+
+
+def _backend(path: pathlib.Path, ids: dict[str, int], pairs: list[tuple[str, str]], pre: str) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer(models.BPE(ids, pairs, ignore_merges=pre in _LLAMA3))
     except Exception as error:  # the Rust library raises nothing more specific

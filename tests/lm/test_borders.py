@@ -108,7 +108,7 @@ REFUSED = {
     "its Replace may look": lambda: bpe(normalizer=normalizers.Replace(tokenizers.Regex(" +"), "\u2581")),
     "its Prepend may look": lambda: bpe(normalizer=normalizers.Prepend("a")),
     "its Whitespace may look": lambda: bpe(pre_tokenizer=pre_tokenizers.Whitespace()),
-    "U+E000": lambda: bpe(tokens=("\ue000",), merges=[]),
+    "U+E000": lambda: bpe(normalizer=normalizers.Prepend("\u2581"), tokens=("\ue000",), merges=[]),
 }
 
 
