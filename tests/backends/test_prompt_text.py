@@ -6,11 +6,10 @@ import itertools
 import pytest
 
 from nlrl_jax.backends import endpoint_checks
-from nlrl_jax.backends.usage import Usage
-from nlrl_jax.run import endpoints, models
+from nlrl_jax.run import models
 from nlrl_jax.types import Chat
 from tests.backends import server as s
-from tests.backends.endpoints import GREEDY
+from tests.backends.endpoints import GREEDY, of_a_run
 from tests.backends.server import Server
 from tests.tokenizers_from_wheels import small_tokenizer
 from tests.weights.test_gguf_tokenizer import FIRST, write  # noqa: F401
@@ -46,8 +45,7 @@ class Tokenizing:
 
 
 def asking(path, url, tmp_path, extra=""):
-    options = endpoints.Endpoint(url, extra=extra, endpoint_model="m", endpoint_tokenizer=str(path), max_retries=1)
-    return models.large_model("endpoint", {}, tmp_path, Usage(), options)
+    return of_a_run(url, tmp_path, extra=extra, endpoint_tokenizer=str(path), max_retries=1)
 
 
 def hugging_face(folder, template, adds):

@@ -18,7 +18,7 @@ from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.run import models
 from nlrl_jax.types import LEAST, Chat, LanguageModelError, Reply, Score
 from tests.backends import server as s
-from tests.backends.endpoints import GREEDY, HOT, model
+from tests.backends.endpoints import GREEDY, HOT, model, render
 from tests.backends.server import Server
 
 OPEN = Chat.of("goal", continued="Observation: a wall\nCritic: This step is")
@@ -112,10 +112,6 @@ def lists(top, text="ok", tokens=()):
 
 
 TOP = [(" GOOD", -0.5), (" fine", -1.5), (" x", -3.0)]
-
-
-def render(messages):
-    return "|".join(message["content"] for message in messages)
 
 
 @pytest.mark.parametrize("form", prompt_forms.FORMS)
