@@ -9,11 +9,20 @@ from nlrl_jax.run import app
 
 
 @pytest.mark.parametrize(
-    "devices, flags, kept",
-    [(-1, "", True), (1, "", True), (8, "", False), (-1, "--xla_force_host_platform_device_count=8", False)],
+    "devices, flags, joined, kept",
+    [
+        (-1, "", False, True),
+        (1, "", False, True),
+        (8, "", False, False),
+        (-1, "--xla_force_host_platform_device_count=8", False, False),
+        (-1, "", True, False),  # one process could run what another has compiled
+    ],
 )
-def test_programs_for_several_simulated_devices_are_not_kept(monkeypatch, devices, flags, kept):
+def test_programs_for_simulated_devices_or_several_processes_on_cpus_are_not_kept(
+    monkeypatch, devices, flags, joined, kept
+):
     changed = {}
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: joined)
     monkeypatch.setattr(jax.config, "update", changed.__setitem__)
     monkeypatch.setattr(type(jax.config), "jax_num_cpu_devices", devices, raising=False)
     monkeypatch.setenv("XLA_FLAGS", flags)
@@ -23,5 +32,5 @@ def test_programs_for_several_simulated_devices_are_not_kept(monkeypatch, device
     app.let_all_collectives_wait()
     app.use_compilation_cache()
     assert ("jax_compilation_cache_dir" in changed) == kept
-    assert ("PJRT_NPROC" in os.environ) == (not kept)
+    assert ("PJRT_NPROC" in os.environ) == (not kept and not joined)
     assert changed.get("jax_enable_compilation_cache", True) == kept

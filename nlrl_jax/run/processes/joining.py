@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -79,32 +79,29 @@ def start(
             file=sys.stderr,
         )
         os._exit(1)  # an ordinary exit would wait for the others
-    if difference := differing(_peers.exchange(facts(), patience)):
-        raise ValueError(f"the processes of a run must be started alike, but {difference}. Give all of them the same")
+    _check_alike(_peers.exchange(facts(), patience))
     atexit.register(_peers.leave)
     if not multihost.first():
         sys.stdout = open(os.devnull, "w")
     devices = Counter(device.process_index for device in jax.devices())
-    unequal = next((number for number in devices if devices[number] != devices[0]), 0)
-    if unequal:
-        raise ValueError(
-            f"process 0 has {devices[0]} devices and process {unequal} has {devices[unequal]}; give all the same number"
-        )
+    _check_alike([{"the number of devices": devices[number]} for number in sorted(devices)])
+
+
+def _check_alike(facts: Sequence[Mapping[str, Any]]) -> None:
+    if difference := differing(facts):
+        raise ValueError(f"the processes of a run must be started alike, but {difference}. Give all of them the same")
 
 
 def find_cluster(coordinator_address: str, num_processes: int, process_id: int) -> tuple[str, int, int] | None:
     """(address of process 0, number of processes, number of this one) from the arguments, srun or mpirun; None for a
     single process. Errors: see `start`."""
-    options = (bool(coordinator_address), num_processes > 0, process_id >= 0)
-    if any(options) and not all(options):
+    if coordinator_address and 0 <= process_id < num_processes:
+        return coordinator_address, num_processes, process_id
+    if coordinator_address or num_processes > 0 or process_id >= 0:
         raise ValueError(
             "several processes need --coordinator_address HOST:PORT, --num_processes N and --process_id 0 to N - 1; "
             f"got {coordinator_address!r}, {num_processes}, {process_id}"
         )
-    if all(options) and process_id >= num_processes:
-        raise ValueError(f"process_id is {process_id}; with {num_processes} processes it must be below that")
-    if all(options):
-        return coordinator_address, num_processes, process_id
     if not any(int(os.environ.get(name) or 1) > 1 for name in _CLUSTERS):
         return None
     from jax._src.clusters import ClusterEnv  # there is no public function for what JAX detects
