@@ -108,8 +108,8 @@ def ours_score(local, chats):
 
 
 def with_session(local, megabytes):
-    """The model with an empty session, or none."""
-    return dataclasses.replace(local, kv_session=Session.of_size(local.model.config, megabytes))
+    """The model with an empty session of so much memory."""
+    return dataclasses.replace(local, kv_session=Session(megabytes))
 
 
 def backend(args):

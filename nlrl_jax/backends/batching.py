@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T", bound=Hashable)
-
-
-@dataclasses.dataclass
-class RowSteps:
-    """Steps of decoding, one for each row of a program: computed, and those of them that wrote a token."""
-
-    computed: int = 0
-    written: int = 0
-
-    @property
-    def use(self) -> float:
-        """The share that wrote; 1 without any."""
-        return self.written / self.computed if self.computed else 1.0
 
 
 class Batch(NamedTuple):

@@ -1,22 +1,22 @@
-"""Replies to prompts, from tokens to tokens: one engine for calls of any size, with a session and without.
+"""Replies to prompts and scores of continuations, from tokens to tokens: one engine for calls of any size.
 
-    replies = write(network, session, prompts, queue, options, draw)
+    replies = write(network, session, prompts, queue, draw)
+    log_probs = score(network, session, pairs)
 
 A call goes through these steps:
 
     1. shapes     from a short menu, so that few programs are compiled (`engine_shapes`)
     2. admit      into the rows that are free, prompts that begin alike together
-    3. prefill    what no row of the session begins with, each token once, in chunks (`prefill`)
+    3. prefill    what the cache does not hold, each token once, in chunks (`prefill`); a score ends here
     4. decode     all rows together, until enough of them are free; then 2 again
-    5. finish     replies to the caller; their keys and values into the session
+    5. finish     replies to the caller; their keys and values into the cache
     6. compact    the last rows that run go on in a smaller batch
 
-Without a session a call has one of its own, with room for the prompts that are admitted together. What a row says
+The cache is the session's, or one for this call, with room for the prompts that are admitted together. What a row says
 depends on the weights, its prompt and its draw number only, up to the rounding of matrix products of another shape.
-`scoring` reads texts in the same way.
 
-Letters: A texts, R rows, S slots of a text, N tokens of a reply at most, W = S + N slots of a row, P tokens of the
-prefix, V vocabulary.
+Letters: A texts, R rows, S slots of a text, C tokens of a chunk, N tokens of a reply at most, W = S + N slots of a row,
+P tokens of the prefix, V vocabulary, Q scored tokens, U distinct places that predict them.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ import numpy as np
 
 from nlrl_jax.backends import batching
 from nlrl_jax.backends import engine_shapes as shapes
-from nlrl_jax.backends.prefill import Call, Network, Options, load, prefill, put_on_device, store
-from nlrl_jax.backends.session import Session, Text, open_session
+from nlrl_jax.backends.prefill import CachedText, Call, HiddenChunk, Network, load, prefill, put_on_device
+from nlrl_jax.backends.session import Session, Text
 from nlrl_jax.lm import decode, kv_rows
 from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.sharding import whole
-from nlrl_jax.lm.transformer import KeyValues, num_slots
+from nlrl_jax.lm.transformer import KeyValues
 from nlrl_jax.types import Sampling, Written
 
 # Programs are kept by shapes, model and options, never by parameters: all models of one config share them.
 _empty_rows = jax.jit(decode.empty_rows, static_argnums=(0, 1, 2, 3))
-_admit_texts = PROGRAMS.own(jax.jit(kv_rows.admit, static_argnums=6, donate_argnums=0))
+_admit_texts = PROGRAMS.own(jax.jit(kv_rows.admit, static_argnums=5, donate_argnums=0))
 _decode = PROGRAMS.own(jax.jit(decode.decode, static_argnums=(0, 5), donate_argnums=2))
 _bring_together = PROGRAMS.own(jax.jit(kv_rows.bring_together, static_argnums=2))
+_log_probs = PROGRAMS.own(jax.jit(kv_rows.next_log_probs, static_argnums=0))
 
 
 class Draw(NamedTuple):
@@ -60,167 +61,181 @@ class Draw(NamedTuple):
         return static, self.end_tokens, prefix, temperature
 
 
-# 2. Admit
-
-
-class RowBatch:
-    """Rows that are written together, and who is in them.
-
-    rows: `decode.Rows` [R], or None before the first admission. index: the slot that the next step writes.
-    occupant: int [R], the draw number in each row, -1 in a free one. used: int [R], slots in use by each row.
-    """
-
-    def __init__(self, num_rows: int, slots: int):
-        self.rows: decode.Rows | None = None
-        self.slots, self.index = slots, slots - 1
-        self.occupant, self.used = np.full(num_rows, -1), np.zeros(num_rows, np.int32)
-
-
 def write(
-    network: Network,
-    session: Session | None,
-    prompts: Sequence[Text],
-    queue: Sequence[int],
-    options: Options,
-    draw: Draw,
+    network: Network, session: Session, prompts: Sequence[Text], queue: Sequence[int], draw: Draw
 ) -> dict[int, Written]:
     """Replies to prompts[queue[i]] by i, which is also the number of the draw."""
     replies: dict[int, Written] = {}
     texts = [prompts[prompt] for prompt in queue]
-    with open_session(session, network.model.config, network.weights, texts, options.rows) as opened:
+    # All but a prompt's last token is read before; that one the first step of decoding reads.
+    beginnings = [text[:-1] for text in texts]
+    with session.open(network.model.config, network.weights, beginnings, network.rows) as cache:
         # 1. Shapes: of the whole call, then of each batch.
-        call = Call(network, opened, options, texts, session is opened)
-        P = len(call.prefix)
-        widths = [shapes.text_slots(len(prompt) - P, call.room, call.grows) for prompt in prompts]
+        call = Call(network, session, cache, beginnings)
+        widths = [shapes.text_slots(len(prompt) - call.P, call.room, call.grows) for prompt in prompts]
         counts = np.bincount(queue, minlength=len(prompts))
-        for width, chosen in batching.plan(widths, counts.tolist(), options.rows):
+        for width, chosen in batching.plan(widths, counts.tolist(), network.rows):
             together = set(chosen)
             numbers = [i for i, prompt in enumerate(queue) if prompt in together]
             numbers.sort(key=texts.__getitem__)  # equal texts, and those that begin alike, are admitted together
-            replies |= _write_batch(call, deque(numbers), texts, width, draw)
+            batch = RowBatch(call, deque(numbers), texts, beginnings, width, draw)
+            while batch.queue or (batch.occupant >= 0).any():
+                batch.admit()
+                batch.decode()
+                replies |= batch.finish()
+                batch.compact()
     return replies
 
 
-def _write_batch(call: Call, queue: deque[int], texts: Sequence[Text], S: int, draw: Draw) -> dict[int, Written]:
-    """Replies to texts[i] for the draw numbers i in the queue, none of them longer than S slots."""
-    network, options = call.network, call.options
-    R = shapes.row_count(len(queue), options.rows, call.exact_shapes)
-    N = batching.bucket(draw.sampling.max_tokens)
-    batch, replies = RowBatch(R, S), {}
-    while queue or (batch.occupant >= 0).any():
-        _admit(call, batch, queue, texts, N, draw.sampling.max_tokens)
-        R = len(batch.occupant)
-        smaller = shapes.smaller_row_count(R, call.exact_shapes)
-        stop_at = max(1, round(options.refill * R)) if queue else R - smaller if smaller < R else R
-        # 4. Decode
-        first_index, arguments = batch.index, draw.arguments(call.prefix_kv)
-        with PROGRAMS.once(network.model, "decode", R, S, N, len(call.prefix), arguments[0]):
-            batch.rows = _decode(network.model, network.acting, batch.rows, draw.key, np.int32(stop_at), *arguments)
-        replies |= _finish(call, batch, texts)
-        options.row_steps.computed += R * (batch.index - first_index)
-        runs = np.flatnonzero(batch.occupant >= 0)
-        if not queue and 0 < len(runs) <= smaller < R:
-            _compact(call, batch, runs, smaller)
-    return replies
+class RowBatch:
+    """Rows that are decoded together, and who is in them: texts[i] for the draw numbers i, first those in the queue.
 
-
-def _admit(call: Call, batch: RowBatch, queue: deque[int], texts: Sequence[Text], N: int, limit: int) -> None:
-    """Fills free rows from the queue; rows that run keep their texts."""
-    S, R, running = batch.slots, len(batch.occupant), batch.occupant >= 0
-    # The cache moves down only when its slots are used up; then the row that needs most has room to its end.
-    before = batch.index
-    batch.index = max(S - 1, int(batch.used[running].max(initial=0))) if before == S + N else before
-    free = deque(np.flatnonzero(~running).tolist())
-    if not (queue and free) and batch.index == before:
-        return
-    if batch.rows is None:
-        batch.rows = put_on_device(call.network, _empty_rows(call.network.model, R, S + N, N))
-    # A large model's texts are loaded in parts: beside all rows they would take as much memory again.
-    at_once = max(1, R // 4) if call.is_large else R
-    while True:
-        chosen = _choose(call, batch, queue, free, texts, at_once)
-        # 3. Prefill: all but the last token, which the first step of decoding reads.
-        prefill(call, [text[:-1] for text in chosen])
-        _load_texts(call, batch, chosen, limit)
-        if not (queue and free):
-            return
-
-
-def _choose(call: Call, batch: RowBatch, queue, free, texts: Sequence[Text], max_texts: int) -> dict[Text, list[int]]:
-    """The next texts with their draw numbers, as many as rows are free and the session holds at once.
-
-    Equal texts are neighbours in the queue: one text of the session, and a row for each of its draws.
+    rows: `decode.Rows` [R]. index: the slot that the next step writes.
+    occupant: int [R], the draw number in each row, -1 in a free one. used: int [R], slots in use by each row.
     """
-    call.session.tick()
-    chosen: dict[Text, list[int]] = {}
-    tokens = 0
-    while queue and free and len(chosen) < max_texts:
-        text = texts[queue[0]]
-        tokens += 0 if text in chosen else len(text)
-        if chosen and tokens > call.session.capacity:
-            break
-        number = queue.popleft()
-        chosen.setdefault(text, []).append(number)
-        batch.occupant[free.popleft()] = number
-    return chosen
+
+    def __init__(
+        self, call: Call, queue: deque[int], texts: Sequence[Text], beginnings: Sequence[Text], S: int, draw: Draw
+    ):
+        self.call, self.queue, self.texts, self.beginnings, self.draw = call, queue, texts, beginnings, draw
+        R = shapes.row_count(len(queue), call.network.rows, call.exact_shapes)
+        self.S, self.N = S, batching.bucket(draw.sampling.max_tokens)
+        self.rows = put_on_device(call.network, _empty_rows(call.network.model, R, S + self.N, self.N))
+        self.index, self.occupant, self.used = S - 1, np.full(R, -1), np.zeros(R, np.int32)
+
+    @property
+    def smaller(self) -> int:
+        """Rows of the batch in which the last ones go on."""
+        return shapes.smaller_row_count(len(self.occupant), self.call.exact_shapes)
+
+    # 2. Admit
+
+    def admit(self) -> None:
+        """Fills free rows from the queue; rows that run keep their texts."""
+        R, running, before = len(self.occupant), self.occupant >= 0, self.index
+        # The cache moves down only when its slots are used up; then the row that needs most has room to its end.
+        if self.index == self.S + self.N:
+            self.index = max(self.S - 1, int(self.used[running].max(initial=0)))
+        free = np.flatnonzero(~running).tolist()
+        if not (self.queue and free) and self.index == before:
+            return
+        # A large model's texts are loaded in parts: beside all rows they would take as much memory again.
+        max_texts = max(1, R // 4) if self.call.is_large else R
+        while True:
+            cached_texts = self.call.take(self.queue, self.beginnings, len(free), max_texts)
+            # 3. Prefill
+            prefill(self.call, cached_texts)
+            free = self._load(cached_texts, free)
+            if not (self.queue and free):
+                return
+
+    def _load(self, cached_texts: Sequence[CachedText], free: list[int]) -> list[int]:
+        """Puts texts into free rows, one for each of their draws -> the rows that stay free."""
+        S, R, P, network = self.S, len(self.occupant), self.call.P, self.call.network
+        A = max(1, R // 4) if len(cached_texts) <= R // 4 else R
+        slots_AS, source_R = np.full((A, S), -1, np.int32), np.full(R, -1, np.int32)
+        lengths_R, last_R = np.ones(R, np.int32), np.zeros(R, np.int32)
+        for i, (text, slots, numbers) in enumerate(cached_texts):
+            slots_AS[i, S - 1 - len(text) + P : S - 1] = slots[P:]  # right-aligned, before the last token
+            rows, free = free[: len(numbers)], free[len(numbers) :]
+            self.occupant[rows], source_R[rows], lengths_R[rows] = numbers, i, len(text) + 1 - P
+            last_R[rows] = [self.texts[number][-1] for number in numbers]
+        draw_R = np.maximum(self.occupant, 0).astype(np.int32)
+        fresh = kv_rows.FreshRows(source_R, lengths_R, last_R, draw_R)
+        kv, limit = load(self.call.cache.pool, slots_AS, network.model.mesh), np.int32(self.draw.sampling.max_tokens)
+        self.rows = _admit_texts(self.rows, kv, fresh, limit, np.int32(self.index), network.model.mesh)
+        return free
+
+    # 4. Decode
+
+    def decode(self) -> None:
+        """Writes tokens until enough rows are free for waiting texts, or for the others to go on in a smaller batch."""
+        R, network = len(self.occupant), self.call.network
+        stop_at = max(1, round(network.refill * R)) if self.queue else R - self.smaller if self.smaller < R else R
+        arguments = self.draw.arguments(self.call.prefix_kv)
+        with PROGRAMS.once(network.model, "decode", R, self.S, self.N, self.call.P, arguments[0]):
+            key = self.draw.key
+            self.rows = _decode(network.model, network.acting, self.rows, key, np.int32(stop_at), *arguments)
+
+    # 5. Finish
+
+    def finish(self) -> dict[int, Written]:
+        """Replies of the rows that do not run any more, by draw number; their keys and values go into the cache."""
+        state, call, W, P = self.rows, self.call, self.S + self.N, self.call.P
+        # One transfer: everything the host decides on.
+        small = state._replace(kv=None), decode.running(state)
+        (_, index, starts, _, _, tokens, lengths, log_probs, _, ended), runs = jax.device_get(whole(small))
+        call.counts.row_steps += len(self.occupant) * (int(index) - self.index)
+        self.index, self.used = int(index), int(index) - starts
+        replies, sources, stored_slots = {}, [], []
+        call.cache.tick()
+        for row in np.flatnonzero((self.occupant >= 0) & ~runs).tolist():
+            number, size = int(self.occupant[row]), int(lengths[row])
+            replies[number] = Written(*(tuple(t[row, :size].tolist()) for t in (tokens, log_probs)), bool(ended[row]))
+            call.counts.written += size
+            self.occupant[row] = -1
+            # The last token was not put through the network. Where there is no room a text is left out.
+            text = self.texts[number] + replies[number].tokens[:-1]
+            if not call.cache.lasting or (slots := call.cache.add(text)) is None:
+                continue
+            places = np.flatnonzero(~call.cache.filled[slots])
+            if len(places) and places[0] >= P:  # a row does not hold its prefix
+                call.cache.filled[slots] = True
+                sources.append(row * W + int(starts[row]) - P + places)
+                stored_slots.append(slots[places])
+        if sources:
+            call.store(state.kv, np.concatenate(sources), np.concatenate(stored_slots))
+        return replies
+
+    # 6. Compact
+
+    def compact(self) -> None:
+        """Brings the rows that run into a smaller batch, once they fit and nothing waits."""
+        R, runs, size = len(self.occupant), np.flatnonzero(self.occupant >= 0), self.smaller
+        if self.queue or not 0 < len(runs) <= size < R:
+            return
+        pad = (0, size - len(runs))
+        which_r = np.pad(runs, pad, constant_values=R).astype(np.int32)
+        self.rows = _bring_together(self.rows, which_r, self.call.network.model.mesh)
+        self.occupant = np.pad(self.occupant[runs], pad, constant_values=-1)
+        self.used = np.pad(self.used[runs], pad)
 
 
-def _load_texts(call: Call, batch: RowBatch, chosen: dict[Text, list[int]], limit: int) -> None:
-    """Puts texts of the session into the rows of their draws."""
-    S, R, P, mesh = batch.slots, len(batch.occupant), len(call.prefix), call.network.model.mesh
-    A = max(1, R // 4) if len(chosen) <= R // 4 else R
-    slots_AS, last_A, lengths_A = np.full((A, S), -1, np.int32), np.zeros(A, np.int32), np.ones(A, np.int32)
-    text_of_draw = {}
-    for i, (text, numbers) in enumerate(chosen.items()):
-        length = len(text) - P
-        slots_AS[i, S - length : S - 1] = call.session.find(text[:-1])[P:]  # right-aligned
-        last_A[i], lengths_A[i] = text[-1], length
-        text_of_draw.update(dict.fromkeys(numbers, i))
-    source_R = np.array([text_of_draw.get(number, -1) for number in batch.occupant.tolist()], np.int32)
-    draw_R = np.maximum(batch.occupant, 0).astype(np.int32)
-    loaded = kv_rows.Texts(load(call.session.pool, slots_AS, mesh), last_A, lengths_A)
-    batch.rows = _admit_texts(batch.rows, loaded, source_R, draw_R, np.int32(limit), np.int32(batch.index), mesh)
+def score(network: Network, session: Session, pairs: Sequence[tuple[Text, Text]]) -> list[float]:
+    """log p(continuation | prompt) of each pair, at temperature 1."""
+    log_probs = np.zeros(len(pairs))
+    # What predicts a continuation's tokens is its prompt and all of them but the last.
+    texts = [prompt + continuation[:-1] for prompt, continuation in pairs]
+    queue = deque(sorted(range(len(pairs)), key=texts.__getitem__))
+    with session.open(network.model.config, network.weights, texts, network.rows) as cache:
+        call = Call(network, session, cache, [prompt[:-1] for prompt, _ in pairs])
+        while queue:
+            chosen = call.take(queue, texts, len(queue), 4 * network.rows)
+            first_hidden = {text: min(len(pairs[n][0]) for n in numbers) - 1 for text, _, numbers in chosen}
+            for chunk in prefill(call, chosen, first_hidden):
+                _add_log_probs(network, chunk, pairs, log_probs)
+    return log_probs.tolist()
 
 
-# 5. Finish
-
-
-def _finish(call: Call, batch: RowBatch, texts: Sequence[Text]) -> dict[int, Written]:
-    """Replies of the rows that do not run any more, by draw number; their keys and values go into the session."""
-    state, session, P = batch.rows, call.session, len(call.prefix)
-    # One transfer: everything the host decides on.
-    small = state.tokens, state.log_probs, state.lengths, state.ended, decode.running(state), state.start, state.index
-    tokens, log_probs, lengths, ended, runs, starts, index = jax.device_get(whole(small))
-    batch.index, batch.used = int(index), int(index) - starts
-    replies, sources, new_slots, W = {}, [], [], num_slots(state.kv)
-    session.tick()
-    for row in np.flatnonzero((batch.occupant >= 0) & ~runs).tolist():
-        number, size = int(batch.occupant[row]), lengths[row]
-        replies[number] = Written(*(tuple(t[row, :size].tolist()) for t in (tokens, log_probs)), bool(ended[row]))
-        call.options.row_steps.written += int(size)
-        batch.occupant[row] = -1
-        if not call.keeps:
-            continue
-        text = texts[number] + replies[number].tokens[:-1]  # the last token was not put through the network
-        cached = session.find(text)
-        # Without its prefix a row's keys and values are of no use; where there is no room they are left out.
-        slots = session.add(text, cached) if P <= len(cached) < len(text) else None
-        if slots is not None:
-            first_slot = row * W + int(starts[row]) - P
-            sources.append(np.arange(first_slot + len(cached), first_slot + len(text)))
-            new_slots.append(slots[len(cached) :])
-    if sources:
-        store(call, state.kv, np.concatenate(sources), np.concatenate(new_slots))
-    return replies
-
-
-# 6. Compact
-
-
-def _compact(call: Call, batch: RowBatch, runs: np.ndarray, size: int) -> None:
-    """Brings the rows that run into a batch of `size`."""
-    which_r = np.pad(runs, (0, size - len(runs)), constant_values=len(batch.occupant)).astype(np.int32)
-    batch.rows = _bring_together(batch.rows, which_r, call.network.model.mesh)
-    pad = (0, size - len(runs))
-    batch.occupant = np.pad(batch.occupant[runs], pad, constant_values=-1)
-    batch.used = np.pad(batch.used[runs], pad)
+def _add_log_probs(network: Network, chunk: HiddenChunk, pairs: Sequence[tuple[Text, Text]], log_probs: np.ndarray):
+    """Adds to `log_probs` [pairs] those of the tokens that a chunk's hidden states predict."""
+    C = chunk.states.shape[1]
+    places, targets, numbers = [], [], []
+    for row, (cached_text, offset) in enumerate(zip(chunk.texts, chunk.offsets.tolist())):
+        for number in cached_text.numbers:
+            prompt, continuation = pairs[number]
+            # Token j of a continuation is predicted at place len(prompt) - 1 + j of the text.
+            columns = len(prompt) - 1 - offset + np.arange(len(continuation))
+            inside = (columns >= 0) & (columns < C)
+            places.append(row * C + columns[inside])
+            targets.append(np.array(continuation, np.int32)[inside])
+            numbers.append(np.full(int(inside.sum()), number))
+    place, target, number = map(np.concatenate, (places, targets, numbers))
+    if not len(place):
+        return
+    distinct, row = np.unique(place, return_inverse=True)  # several continuations may begin after one place
+    U, Q = batching.bucket(len(distinct), 64), batching.bucket(len(place), 64)
+    place_U, row_Q, target_Q = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
+    place_U[: len(distinct)], row_Q[: len(row)], target_Q[: len(target)] = distinct, row, target
+    values = _log_probs(network.model, network.variables, chunk.states, place_U, row_Q, target_Q)
+    np.add.at(log_probs, number, np.asarray(whole(values), np.float64)[: len(place)])

@@ -11,9 +11,10 @@ from nlrl_jax.backends import batching
 
 SHORTEST = 64  # slots of a text at least
 GROWING = 256  # the same in a session of a small model, whose texts grow
-CHUNKS = (4, 32)  # tokens of a text that are read at once; many texts keep a small model busy
-EXACT_CHUNKS = (4, 32, 256)  # those of a large model or an accelerator
-FEW, MANY = 8, 64  # texts that are read at once
+# Tokens of a text that are read at once, and of how many texts, where few are left: some 64 tokens fill a core.
+CHUNKS = {4: 8, 32: 2}
+EXACT_CHUNKS = {4: 8, 32: 8, 256: 8}  # those of a large model or an accelerator
+FEW, MANY = 24, 64  # texts up to which they are few, and how many of more are read at once
 LEAST_PREFIX, EXACT_LEAST_PREFIX = 256, 32  # tokens: shorter prefixes are part of each row
 
 
@@ -48,16 +49,12 @@ def prefix_length(shared: int, exact: bool) -> int:
     return 1 << (shared.bit_length() - 1) if shared >= (EXACT_LEAST_PREFIX if exact else LEAST_PREFIX) else 0
 
 
-def chunk_plan(new: int, slots: int, exact: bool) -> tuple[int, int]:
-    """(C, how many chunks) for `new` tokens: at most two chunks of a size, else the next larger size."""
+def block(n: int, new: int, slots: int, max_rows: int, exact: bool) -> tuple[int, int, int]:
+    """(A, C, how many chunks) in which the next of n texts, of which `new` tokens are to be read, are read together:
+    at most two chunks of a size, else the next larger size. Two texts are read one by one where a third would be dear
+    (`exact`)."""
     sizes = EXACT_CHUNKS if exact else CHUNKS
-    size = next((size for size in sizes if new <= 2 * size), sizes[-1])
+    size = next((size for size in sizes if new <= 2 * size), max(sizes))
+    texts = 1 if exact and n <= 2 else sizes[size] if n <= FEW else MANY
     size = min(size, slots)
-    return size, -(-new // size)
-
-
-def block_size(n: int, max_rows: int, exact: bool) -> int:
-    """A for n texts: 64 or, of few texts, 8 at a time; one by one where each wasted text is dear (`exact`)."""
-    if exact and n <= 2:
-        return 1
-    return min(max_rows, FEW if n <= 3 * FEW else MANY)
+    return min(max_rows, texts), size, -(-new // size)

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.backends import batching, engine, scoring
-from nlrl_jax.backends.prefill import Network, Options
+from nlrl_jax.backends import batching, engine
+from nlrl_jax.backends.prefill import Network
 from nlrl_jax.backends.session import Session
-from nlrl_jax.lm import acting, malloc
+from nlrl_jax.lm import malloc
 from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.thoughts import answer, thought_end
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -52,10 +52,9 @@ class LocalModel(LanguageModel):
       refill: the share of rows that must be free before waiting prompts are let in; 1 waits for the whole batch. On a
         CPU, 64 rows, replies of 18 to 21 tokens of 60: a quarter took 0.6 of the CPU time of whole batches, and an
         eighth to a half took the same within a tenth (benchmarks/local_backend.py).
-      kv_session: `Session`: the keys and values of texts that later calls may go on with, of these weights alone; None
-        keeps nothing from call to call. It pays where texts grow (benchmarks/local_backend.py --lac). It decides how
-        long a call takes, not what it returns.
-      row_steps: what decoding has computed since the model was made.
+      kv_session: what grows from call to call, of these weights alone: the counts of what was computed, and with memory
+        for it the keys and values of texts that later calls may go on with. That pays where texts grow
+        (benchmarks/local_backend.py --lac). It decides how long a call takes, not what it returns.
     """
 
     model: Transformer
@@ -63,8 +62,7 @@ class LocalModel(LanguageModel):
     tokenizer: Tokenizer
     rows: int = 64
     refill: float = 0.25
-    kv_session: Session | None = dataclasses.field(default=None, repr=False)
-    row_steps: batching.RowSteps = dataclasses.field(default_factory=batching.RowSteps, init=False, repr=False)
+    kv_session: Session = dataclasses.field(default_factory=Session, repr=False)
 
     def __post_init__(self):
         if self.rows < 1:
@@ -74,9 +72,8 @@ class LocalModel(LanguageModel):
         self.tokenizer.check_fits(self.model.config.vocab_size)
 
     def with_variables(self, variables: Any) -> LocalModel:
-        """The same model with other weights, and with an empty session if it has one. Nothing is compiled again."""
-        session = None if self.kv_session is None else self.kv_session.fresh()
-        return dataclasses.replace(self, variables=variables, kv_session=session)
+        """The same model with other weights and an empty session. Nothing is compiled again."""
+        return dataclasses.replace(self, variables=variables, kv_session=self.kv_session.fresh())
 
     @property
     def facts(self) -> Facts:
@@ -86,11 +83,11 @@ class LocalModel(LanguageModel):
     @property
     def memories(self) -> tuple[Session, ...]:
         """See `types.LanguageModel`."""
-        return () if self.kv_session is None else (self.kv_session,)
+        return (self.kv_session,) if self.kv_session.megabytes else ()
 
     def session(self, number: int = 1) -> LocalModel:
-        """The same model with an empty session of its own, where it has one: a part of the memory."""
-        if self.kv_session is None:
+        """The same model with an empty session of its own, where it has memory: a part of it."""
+        if not self.kv_session.megabytes:
             return self
         return dataclasses.replace(self, kv_session=self.kv_session.fresh(number))
 
@@ -149,7 +146,7 @@ class LocalModel(LanguageModel):
         rows = list(range(len(prompts))) if greedy else prompt_of_chat
         key = jax.random.key(zlib.crc32(draws.encode()))  # `key` itself would drop all but 32 bits
         draw = engine.Draw(sampling, end_tokens, key)
-        generations = engine.write(self._network(), self.kv_session, prompts, rows, self._options, draw)
+        generations = engine.write(self._network(), self.kv_session, prompts, rows, draw)
         malloc.trim()
         return [generations[prompt if greedy else i] for i, prompt in enumerate(prompt_of_chat)]
 
@@ -176,7 +173,7 @@ class LocalModel(LanguageModel):
         prompts, prompt_of_chat = self._prompts(texts, [max(map(len, ids), default=0) for ids in tokens])
         pairs, place = batching.distinct([(prompt_of_chat[i], c) for i, ids in enumerate(tokens) for c in ids])
         together = [(prompts[prompt], ids) for prompt, ids in pairs]
-        log_probs = scoring.score(self._network(), self.kv_session, together, self._options) if pairs else []
+        log_probs = engine.score(self._network(), self.kv_session, together) if pairs else []
         malloc.trim()
         flat = iter(place)
         prompt_lengths = [len(prompts[prompt]) for prompt in prompt_of_chat]
@@ -187,19 +184,12 @@ class LocalModel(LanguageModel):
 
     def _network(self) -> Network:
         """The network and its variables as a call reads them: on a mesh gathered once, not for every token."""
-        mesh = self.model.mesh
-        if mesh is None:
-            return Network(self.model, self.variables, self._views, self.variables)
-        variables = _gathered(self.model, self.variables) if mesh.shape["fsdp"] > 1 else self.variables
-        return Network(self.model, variables, variables, self.variables)
-
-    @property
-    def _options(self) -> Options:
-        return Options(self.rows, self.refill, self.row_steps)
-
-    @functools.cached_property
-    def _views(self) -> Any:
-        return acting.views(self.model, self.variables)
+        model, variables = self.model, self.variables
+        if model.mesh is None:
+            acting = self.kv_session.views(model, variables)
+        else:
+            acting = variables = _gathered(model, variables) if model.mesh.shape["fsdp"] > 1 else variables
+        return Network(model, variables, acting, self.variables, self.rows, self.refill)
 
     def _prompts(self, texts: Sequence[str], room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each text is; each needs `room` for new tokens."""

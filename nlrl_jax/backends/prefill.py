@@ -1,4 +1,4 @@
-"""Texts into a session: what no row of it begins with is read, each token once, in chunks of a few shapes.
+"""Texts into a cache: what it does not hold is read, each token once, in chunks of a few shapes.
 
 Letters: A texts, S slots of a text, C tokens of a chunk, P tokens of the prefix, Q tokens that are stored, K key/value
 heads, D head size, H width.
@@ -6,7 +6,8 @@ heads, D head size, H width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 
 from nlrl_jax.backends import batching
 from nlrl_jax.backends import engine_shapes as shapes
-from nlrl_jax.backends.session import Session, Text, common_length
+from nlrl_jax.backends.session import Session, Text, TextCache, common_length
 from nlrl_jax.lm import acting, kv_rows
 from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.transformer import HeadKeyValues, KeyValues, Transformer
@@ -28,162 +29,185 @@ SHARED = 16  # tokens that texts must share, beyond what is cached, for one of t
 
 
 class Network(NamedTuple):
-    """model, variables: what reads. acting: the variables as replies are written with them (`lm.acting.views`).
-    weights: the object that a session's rows belong to."""
+    """What answers a call.
+
+    model, variables: what reads. acting: the variables as replies are written with them (`lm.acting.views`).
+    weights: the object that a session's texts belong to.
+    rows: replies written, and texts read, at once. refill: see `LocalModel`.
+    """
 
     model: Transformer
     variables: Any
     acting: Any
     weights: Any
-
-
-class Options(NamedTuple):
-    """rows: replies written, and texts read, at once. refill: see `LocalModel`. row_steps: counts the rows' steps."""
-
     rows: int
     refill: float
-    row_steps: batching.RowSteps
+
+
+class CachedText(NamedTuple):
+    """A text with its slots int32 [tokens] in the cache, and the numbers of the draws or scores that it is for."""
+
+    text: Text
+    slots: np.ndarray
+    numbers: list[int]
 
 
 class Call:
-    """What is the same for all texts of a call: the network, the session, the prefix and the choice of shapes.
+    """What is the same for all texts of a call: the network, the cache, the prefix and the choice of shapes.
 
-    prefix: tokens that all texts begin with, and prefix_kv [layers, P, K, D] of them; () and None without.
-    keeps: whether the session outlives the call.
+    P: tokens of the prefix, which all texts begin with, and prefix_kv [layers, P, K, D] of them; 0 and None without.
     exact_shapes, grows: see `engine_shapes`. room: positions of the model.
     """
 
-    def __init__(self, network: Network, session: Session, options: Options, texts: Sequence[Text], keeps: bool):
-        self.network, self.session, self.options, self.keeps = network, session, options, keeps
+    def __init__(self, network: Network, session: Session, cache: TextCache, beginnings: Sequence[Text]):
+        self.network, self.cache, self.counts = network, cache, session.counts
         config = network.model.config
         self.is_large = acting.is_large(config)
         self.exact_shapes = self.is_large or jax.default_backend() != "cpu"
-        self.grows = keeps and not self.exact_shapes
+        self.grows = cache.lasting and not self.exact_shapes
         self.room = config.max_positions
-        self.prefix, self.prefix_kv = (), None
+        self.P, self.prefix_kv = 0, None
         self.grow_pool()
-        if prefix := self._choose_prefix(texts):
-            prefill(self, [prefix])
-            kv = load(session.pool, session.find(prefix)[None], network.model.mesh)
+        if prefix := self._choose_prefix(beginnings):
+            (cached,) = self.take(deque([0]), [prefix], 1, 1)
+            prefill(self, [cached])
+            kv = load(cache.pool, cached.slots[None], network.model.mesh)
             # [layers, K, 1, P, D] to [layers, P, K, D]
-            self.prefix, self.prefix_kv = prefix, KeyValues(*(t[:, :, 0].swapaxes(1, 2) for t in kv))
+            self.P, self.prefix_kv = len(prefix), KeyValues(*(t[:, :, 0].swapaxes(1, 2) for t in kv))
+
+    def _choose_prefix(self, beginnings: Sequence[Text]) -> Text:
+        """What all texts of the cache's first call with several begin with, or () where this call's do not."""
+        if len(beginnings) < 2:
+            return ()
+        first = min(beginnings)
+        shared = common_length(first, max(beginnings))  # the two that differ first
+        if self.cache.prefix is None:
+            self.cache.prefix = first[: shapes.prefix_length(shared, self.exact_shapes)]
+        prefix = self.cache.prefix
+        return prefix if first[:shared][: len(prefix)] == prefix else ()
+
+    def take(self, queue: deque[int], texts: Sequence[Text], max_numbers: int, max_texts: int) -> list[CachedText]:
+        """The next numbers of a queue by their texts[number], which get slots: as many as the cache holds at once.
+
+        Equal texts are neighbours in the queue.
+        """
+        self.cache.tick()
+        chosen: list[CachedText] = []
+        while queue and max_numbers:
+            text = texts[queue[0]]
+            if not chosen or text != chosen[-1].text:
+                slots = self.cache.add(text) if len(chosen) < max_texts else None
+                if slots is None:
+                    break
+                chosen.append(CachedText(text, slots, []))
+            chosen[-1].numbers.append(queue.popleft())
+            max_numbers -= 1
+        self.counts.asked += sum(len(cached.text) for cached in chosen)
+        return chosen
 
     def grow_pool(self) -> None:
-        """Gives the session's pool as many slots as its rows use."""
-        session, model, size = self.session, self.network.model, self.session.device_slots
-        slots = 0 if session.pool is None else session.pool.k.shape[2]
+        """Gives the pool as many slots as the cache uses."""
+        cache, size = self.cache, self.cache.device_slots
+        slots = 0 if cache.pool is None else cache.pool.k.shape[2]
         if slots < size:
-            larger = put_on_device(self.network, _empty_pool(model, size))
+            larger = put_on_device(self.network, _empty_pool(self.network.model, size))
             if slots:
-                larger = HeadKeyValues(*(new.at[:, :, :slots].set(old) for new, old in zip(larger, session.pool)))
-            session.pool = larger
+                larger = HeadKeyValues(*(t.at[:, :, :slots].set(old) for t, old in zip(larger, cache.pool)))
+            cache.pool = larger
 
-    def _choose_prefix(self, texts: Sequence[Text]) -> Text:
-        """What all texts of the session's first call with several begin with, or () where this call's do not."""
-        if len(texts) < 2:
-            return ()
-        first, last = min(texts), max(texts)  # the two that differ first
-        shared = min(common_length(first, last), min(map(len, texts)) - 1)
-        if self.session.prefix is None:
-            self.session.prefix = first[: shapes.prefix_length(shared, self.exact_shapes)]
-        prefix = self.session.prefix
-        return prefix if len(prefix) <= shared and first[: len(prefix)] == prefix else ()
+    def store(self, kv: HeadKeyValues, source: np.ndarray, slots: np.ndarray) -> None:
+        """Stores tokens `source` of kv [layers, K, A, S, D], counted over A * S, in slots of the pool."""
+        if len(slots):
+            Q = batching.bucket(len(slots), 64)
+            source_Q, slots_Q = np.zeros(Q, np.int32), np.full(Q, np.iinfo(np.int32).max, np.int32)
+            source_Q[: len(source)], slots_Q[: len(slots)] = source, slots
+            self.grow_pool()
+            self.cache.pool = _store(self.cache.pool, kv, source_Q, slots_Q, self.network.model.mesh)
 
 
 class HiddenChunk(NamedTuple):
-    """Hidden states [A, C, H] of a chunk; texts: numbers of the texts in its rows; offsets: int [A], the place in its
-    text of each row's first token."""
+    """Hidden states [A, C, H] of a chunk of `texts`, and the place in its text of each row's first token, int [A]."""
 
     states: jax.Array
-    texts: list[int]
+    texts: list[CachedText]
     offsets: np.ndarray
 
 
 class Unread(NamedTuple):
-    """A text whose end is to be read.
+    """A text of which the last `new` tokens are to be read.
 
-    text: its number. new: tokens to read. cached: tokens of its beginning that the pool holds, at least all before
-    them. slots: int32 [tokens] in the pool.
+    The pool holds the first `cached` ones, at least all before the new ones; those from place `first_stored` on are to
+    be stored.
     """
 
-    text: int
+    cached_text: CachedText
     new: int
     cached: int
-    slots: np.ndarray
+    first_stored: int
 
 
-def prefill(call: Call, texts: Sequence[Text], first_hidden: Sequence[int] | None = None) -> list[HiddenChunk]:
-    """Reads what the session does not know of distinct texts, and keeps it there.
+def prefill(
+    call: Call, texts: Sequence[CachedText], first_hidden: Mapping[Text, int] | None = None
+) -> list[HiddenChunk]:
+    """Reads what the pool does not hold of distinct texts, and stores it there.
 
-    Of texts that go on alike from what is cached, one is read first, the others in a later round, which knows its
-    beginning. From the back of the sorted texts: a text that another one extends is then never read by itself.
+    Of texts that go on alike from there, one is read first, the others in a later round, which knows its beginning.
+    From the back of the sorted texts: a text that another one extends is then never read by itself.
 
     Args:
-      first_hidden: the place in each text from which on hidden states are returned.
+      first_hidden: the place in each text from which on hidden states are returned; without it, none are.
     """
-    session, hidden = call.session, []
-    waiting = sorted(range(len(texts)), key=texts.__getitem__, reverse=True)
-    call.session.counts.asked += sum(map(len, texts))
+    filled, chunks = call.cache.filled, []
+    waiting = sorted(texts, key=lambda cached_text: cached_text.text, reverse=True)
     while waiting:
-        # What is known before any text of this round has its slots: they are filled at its end.
-        cached_lengths = {i: len(session.find(texts[i])) for i in waiting}
-        todo, later, last = [], [], ()
-        for i in waiting:
-            text, n = texts[i], cached_lengths[i]
-            if common_length(text, last) >= n + SHARED:
-                later.append(i)
+        # What is known before any text of this round claims its slots: they are filled at its end.
+        cached_lengths = [int(filled[slots].sum()) for _, slots, _ in waiting]
+        unread, later = [], []
+        for cached_text, cached in zip(waiting, cached_lengths):
+            text, slots, _ = cached_text
+            claimed = int(filled[slots].sum())
+            if claimed - cached >= SHARED:
+                later.append(cached_text)
                 continue
-            cached = session.find(text)[:n]
-            start = n if first_hidden is None else min(n, first_hidden[i])
-            slots = session.add(text, cached)
-            if slots is None:
-                raise RuntimeError(f"the session has no room for {len(text)} tokens")  # `capacity` was not heeded
+            filled[slots] = True
+            start = cached if first_hidden is None else min(cached, first_hidden[text])
             if start < len(text):
-                todo.append(Unread(i, len(text) - start, n, slots))
-                last = text
-        todo.sort(reverse=True, key=lambda unread: unread.new)  # ends of a length together
-        size = shapes.block_size(len(todo), call.options.rows, call.exact_shapes)
-        for first in range(0, len(todo), size):
-            hidden += _read_block(call, texts, todo[first : first + size], size, first_hidden is not None)
+                unread.append(Unread(cached_text, len(text) - start, cached, claimed))
+        unread.sort(reverse=True, key=lambda ending: ending.new)  # ends of a length together
+        while unread:
+            longest = max(len(ending.cached_text.text) for ending in unread) - call.P
+            S = shapes.text_slots(longest, call.room, call.grows)
+            A, C, num_chunks = shapes.block(len(unread), unread[0].new, S, call.network.rows, call.exact_shapes)
+            hidden = _read_block(call, unread[:A], A, S, C, num_chunks)
+            chunks += hidden if first_hidden is not None else ()
+            del unread[:A]
         waiting = later
-    return hidden
+    return chunks
 
 
-def _read_block(call: Call, texts: Sequence[Text], todo: list[Unread], A: int, keep: bool) -> list[HiddenChunk]:
-    """Reads the ends of at most A texts together, chunk by chunk; `keep`: return the hidden states."""
-    network, session, P = call.network, call.session, len(call.prefix)
-    S = shapes.text_slots(max(len(unread.slots) for unread in todo) - P, call.room, call.grows)
-    C, chunks = shapes.chunk_plan(max(unread.new for unread in todo), S, call.exact_shapes)
+def _read_block(call: Call, unread: Sequence[Unread], A: int, S: int, C: int, num_chunks: int) -> list[HiddenChunk]:
+    """Reads the ends of at most A texts together, chunk by chunk."""
+    network, P = call.network, call.P
     slots_AS, tokens_AS = np.full((A, S), -1, np.int32), np.zeros((A, S), np.int32)
     start_A = np.full(A, S - 1, np.int32)
-    sources, new_slots = [], []
-    for row, (i, _, cached, slots) in enumerate(todo):
-        start_A[row] = start = S - (len(slots) - P)  # right-aligned, after the prefix
+    sources, stored_slots = [], []
+    for row, ((text, slots, _), _, cached, first_stored) in enumerate(unread):
+        start_A[row] = start = S - (len(text) - P)  # right-aligned, after the prefix
         slots_AS[row, start : start + cached - P] = slots[P:cached]
-        tokens_AS[row, start:] = texts[i][P:]
-        sources.append(np.arange(row * S + start + cached - P, (row + 1) * S))
-        new_slots.append(slots[cached:])
-    kv, hidden = load(session.pool, slots_AS, network.model.mesh), []
+        tokens_AS[row, start:] = text[P:]
+        sources.append(np.arange(row * S + start + first_stored - P, (row + 1) * S))
+        stored_slots.append(slots[first_stored:])
+    kv, chunks = load(call.cache.pool, slots_AS, network.model.mesh), []
+    texts = [ending.cached_text for ending in unread]
     # The last chunk ends with the texts. A row with fewer new tokens reads some again, or padding.
-    for at in range(S - chunks * C, S, C):
+    for at in range(S - num_chunks * C, S, C):
         with PROGRAMS.once(network.model, "read", A, S, C, P):
             inputs = kv, tokens_AS[:, at : at + C], np.int32(at), start_A, call.prefix_kv
             states, kv = _read(network.model, network.variables, *inputs)
-        if keep:
-            hidden.append(HiddenChunk(states, [unread.text for unread in todo], P + at - start_A))
-    store(call, kv, np.concatenate(sources), np.concatenate(new_slots))
-    session.counts.read += sum(unread.new for unread in todo)
-    return hidden
-
-
-def store(call: Call, kv: HeadKeyValues, source: np.ndarray, slots: np.ndarray) -> None:
-    """Stores tokens `source` of kv [layers, K, A, S, D], counted over A * S, in slots of the session's pool."""
-    if len(slots):
-        Q = batching.bucket(len(slots), 64)
-        source_Q, slots_Q = np.zeros(Q, np.int32), np.full(Q, np.iinfo(np.int32).max, np.int32)
-        source_Q[: len(source)], slots_Q[: len(slots)] = source, slots
-        call.grow_pool()
-        call.session.pool = _store(call.session.pool, kv, source_Q, slots_Q, call.network.model.mesh)
+        chunks.append(HiddenChunk(states, texts, P + at - start_A))
+    call.store(kv, np.concatenate(sources), np.concatenate(stored_slots))
+    call.counts.read += sum(ending.new for ending in unread)
+    return chunks
 
 
 def put_on_device(network: Network, tree: Any) -> Any:

@@ -1,13 +1,11 @@
-"""What a local model remembers from call to call: texts, and their keys and values in a pool on the device.
+"""What grows from call to call of a local model: texts whose keys and values lie in a pool on the device, and counts.
 
-A row is a text and the pool's slot of each of its tokens. Rows that begin alike share the slots of what they have in
-common, so a text that goes on takes only the slots of its new tokens. A row is dropped once a newer one extends it,
-after `CALLS` calls without use, or when its place is needed, the oldest first.
+Texts that begin alike share the pool's slots of what they have in common, so a text that goes on takes only the slots
+of its new tokens. Tokens are forgotten after `CALLS` calls without use, or when their place is needed.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import threading
@@ -17,26 +15,34 @@ from typing import Any
 
 import numpy as np
 
+from nlrl_jax.lm import acting
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.transformer import HeadKeyValues
+from nlrl_jax.lm.transformer import HeadKeyValues, Transformer
 
-CALLS = 32  # calls that a row outlives without being used
+CALLS = 32  # calls that a text outlives without being used
 FIRST_SLOTS = 4096  # of the pool; four times as many whenever they run out, as each size has programs of its own
 
 Text = tuple[int, ...]
-NO_SLOTS = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass
 class Counts:
-    """Tokens since a session was made.
+    """What was computed since a session was made.
 
-    asked: of the texts that were to be continued or scored, each text once per call.
-    read: put through the network for that, with what was read again for its hidden states, without padding.
+    asked: tokens of the texts that were to be continued or scored, each text once per call.
+    read: tokens put through the network for that, with what was read again for its hidden states, without padding.
+    row_steps: steps of decoding, one for each row of a program. written: those of them that wrote a token.
     """
 
     asked: int = 0
     read: int = 0
+    row_steps: int = 0
+    written: int = 0
+
+    @property
+    def row_use(self) -> float:
+        """The share of row steps that wrote; 1 without any."""
+        return self.written / self.row_steps if self.row_steps else 1.0
 
 
 def token_bytes(config: ModelConfig) -> int:
@@ -57,157 +63,153 @@ def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     return low
 
 
-class Session:
-    """The rows of one set of weights. It changes with every call, and decides how long a call takes, not what it
-    returns, up to rounding: what it holds follows from the weights and the texts alone.
+class TextCache:
+    """Which texts' keys and values lie in which slots of a pool on the device, for one set of weights: a tree by token.
+
+    A token used is a token whose whole beginning is used, so what was not used for long can go without leaving a text
+    that lacks its beginning.
 
     Attributes:
-      capacity: tokens at most.
+      capacity: tokens at most. first_slots: size of the smallest pool.
+      lasting: whether it outlives the call.
       pool: `HeadKeyValues` [layers, K, slots, D], or None while nothing is stored.
+      filled: bool [capacity], the slots whose keys and values are in the pool.
       prefix: tokens that all texts of the first call with several began with; None before it.
-      counts: see `Counts`.
-      lock: held during a call.
     """
 
-    def __init__(self, config: ModelConfig, megabytes: float, first_slots: int = FIRST_SLOTS):
-        if not megabytes > 0:
-            raise ValueError(f"a session of {megabytes} MB; it must be above 0 (without a session nothing is kept)")
-        self.config, self.megabytes = config, megabytes
-        self.capacity = int(megabytes * 1e6 / token_bytes(config))
-        self.first_slots = min(first_slots, self.capacity)
-        self.counts, self.lock = Counts(), threading.Lock()
-        self._weights: Any = None
-        self.clear()
-
-    @classmethod
-    def of_size(cls, config: ModelConfig, megabytes: float) -> Session | None:
-        """A session with so much memory; None for 0."""
-        return cls(config, megabytes) if megabytes else None
-
-    @classmethod
-    def for_a_call(cls, config: ModelConfig, tokens: int) -> Session:
-        """A session with room for so many tokens, or a little more."""
-        slots = 1 << max(0, tokens - 1).bit_length()
-        return cls(config, (slots + 0.5) * token_bytes(config) / 1e6, slots)
-
-    def fresh(self, parts: int = 1) -> Session:
-        """An empty session with the same memory, or a part of it."""
-        return Session(self.config, self.megabytes / parts)
-
-    def clear(self) -> None:
-        """Forgets all rows (not the counts)."""
+    def __init__(self, capacity: int, first_slots: int = FIRST_SLOTS, lasting: bool = True):
+        self.capacity, self.first_slots, self.lasting = capacity, min(first_slots, capacity), lasting
         self.pool: HeadKeyValues | None = None
+        self.filled = np.zeros(capacity, bool)
         self.prefix: Text | None = None
-        self._texts: list[Text] = []  # sorted: the longest common beginning is a neighbour's
-        self._slots: dict[Text, np.ndarray] = {}
-        self._used: dict[Text, int] = {}  # when
-        self._rows_of = np.zeros(self.capacity, np.int32)  # rows that share each slot
+        self._next: dict[tuple[int, int], int] = {}  # (slot of a token, next token): slot; -1 is before the first
+        self._keys: list[tuple[int, int]] = []  # of each slot that was ever used
+        self._last_use = np.zeros(capacity, np.int64)  # 0 in a free slot
         self._free: list[int] = []
-        self._unused = 0  # slots from here on were never used
-        self._clock, self._calls = 0, deque([0], CALLS)
+        self._clock = self._tick = 0
+        self._calls = deque([0], CALLS)  # when they began
 
     @property
     def num_tokens(self) -> int:
         """Tokens that it holds."""
-        return self._unused - len(self._free)
-
-    def begin_call(self, weights: Any) -> None:
-        """Forgets rows of other weights and those that were not used for long."""
-        if self._weights is not weights:
-            self.clear()
-            self._weights = weights
-        self.tick()
-        self._calls.append(self._clock)
-        if len(self._calls) == CALLS:
-            for text in [text for text, clock in self._used.items() if clock < self._calls[0]]:
-                self._drop(text)
-
-    def tick(self) -> None:
-        """What is added from now on stays until the next tick."""
-        self._clock += 1
-
-    def find(self, text: Text) -> np.ndarray:
-        """Slots int32 [n] of the longest beginning of a text that some row has."""
-        at = bisect.bisect_left(self._texts, text)
-        best, row = 0, None
-        for neighbour in self._texts[max(0, at - 1) : at + 1]:
-            if (n := common_length(text, neighbour)) > best:
-                best, row = n, neighbour
-        if row is None:
-            return NO_SLOTS
-        self._used[row] = max(self._used[row], self._clock - 1)  # of use, and yet it may go if there is no other place
-        return self._slots[row][:best]
-
-    def add(self, text: Text, cached: np.ndarray) -> np.ndarray | None:
-        """Makes a row -> its slots int32 [tokens]; None if there is no room for it.
-
-        Args:
-          cached: slots of its beginning, from `find`.
-        """
-        if text in self._slots:
-            self._used[text] = self._clock
-            return self._slots[text]
-        self._rows_of[cached] += 1  # before others are dropped for it
-        new = self._take(len(text) - len(cached))
-        if new is None:
-            self._rows_of[cached] -= 1
-            return None
-        self._rows_of[new] += 1
-        slots = np.concatenate([cached, new])
-        at = bisect.bisect_left(self._texts, text)
-        if at and text[: len(self._texts[at - 1])] == self._texts[at - 1]:  # which the new row extends
-            self._drop(self._texts[at - 1])
-            at -= 1
-        self._texts.insert(at, text)
-        self._slots[text], self._used[text] = slots, self._clock
-        return slots
-
-    def _take(self, number: int) -> np.ndarray | None:
-        """Free slots int32 [number], for which the oldest rows are dropped; None if those in use leave less."""
-        if self.capacity - self.num_tokens < number:
-            for text in sorted(self._texts, key=lambda text: (self._used[text], text)):
-                if self._used[text] == self._clock or self.capacity - self.num_tokens >= number:
-                    break
-                self._drop(text)
-        if self.capacity - self.num_tokens < number:
-            return None
-        reused = min(number, len(self._free))
-        slots = self._free[len(self._free) - reused :]
-        del self._free[len(self._free) - reused :]
-        slots += range(self._unused, self._unused + number - reused)
-        self._unused += number - reused
-        return np.array(slots, np.int32)
-
-    def _drop(self, text: Text) -> None:
-        del self._texts[bisect.bisect_left(self._texts, text)], self._used[text]
-        slots = self._slots.pop(text)
-        self._rows_of[slots] -= 1
-        self._free += slots[self._rows_of[slots] == 0].tolist()
+        return len(self._next)
 
     @property
     def device_slots(self) -> int:
         """Slots that the pool must have."""
         slots = self.first_slots
-        while slots < self._unused:
+        while slots < len(self._keys):
             slots = min(4 * slots, self.capacity)
         return slots
 
+    def begin_call(self) -> None:
+        """Forgets what was not used for long."""
+        self.tick()
+        self._calls.append(self._clock)
+        if len(self._calls) == CALLS:
+            self._forget(self._calls[0])
 
-@contextlib.contextmanager
-def open_session(
-    session: Session | None, config: ModelConfig, weights: Any, texts: Sequence[Text], rows: int
-) -> Iterator[Session]:
-    """The session for a call, if it can hold each text, or else one for this call alone, with room for `rows` texts.
+    def tick(self) -> None:
+        """What is added from now on stays until the next tick."""
+        self._tick = self._clock
 
-    What a failed call leaves is not used again: rows may lack tokens that they claim to hold.
+    def add(self, text: Text) -> np.ndarray | None:
+        """Slots int32 [tokens] of a text, new ones where it is new; None if there is no room for it."""
+        slots, slot = [], -1
+        for token in text:
+            slot = self._next.get((slot, token))
+            if slot is None:
+                break
+            slots.append(slot)
+        self._clock += 1
+        self._last_use[slots] = self._clock  # before others are forgotten for it
+        missing = len(text) - len(slots)
+        if missing and not self._make_room(missing):
+            return None
+        for token in text[len(slots) :]:
+            key = (slots[-1] if slots else -1, token)
+            slot = self._free.pop() if self._free else len(self._keys)
+            self._keys[slot : slot + 1] = [key]
+            self._next[key] = slot
+            slots.append(slot)
+        fresh = slots[len(slots) - missing :]
+        self._last_use[fresh], self.filled[fresh] = self._clock, False
+        return np.array(slots, np.int32)
+
+    def _make_room(self, number: int) -> bool:
+        """Frees so many slots, those first that were not used for longest; whether it could."""
+        missing = number - (self.capacity - self.num_tokens)
+        if missing <= 0:
+            return True
+        old = self._last_use[(self._last_use > 0) & (self._last_use <= self._tick)]
+        if len(old) < missing:
+            return False
+        self._forget(np.sort(old)[missing - 1])
+        return True
+
+    def _forget(self, clock: int) -> None:
+        """Frees the slots that were not used after `clock`."""
+        slots = np.flatnonzero((self._last_use > 0) & (self._last_use <= clock)).tolist()
+        for slot in slots:
+            del self._next[self._keys[slot]]
+        self._last_use[slots] = 0
+        self._free += slots
+
+
+class Session:
+    """What later calls of a model go on with. It decides how long a call takes, not what it returns, up to rounding:
+    it follows from the weights and the texts alone.
+
+    Attributes:
+      megabytes: memory for keys and values; 0 keeps none from call to call.
+      texts: the `TextCache` of the weights that were used last, or None.
+      counts: see `Counts`.
     """
-    longest = max(map(len, texts))
-    if session is None or session.capacity < longest:
-        session = Session.for_a_call(config, min(sum(map(len, set(texts))), longest * rows))
-    with session.lock:
-        session.begin_call(weights)
-        try:
-            yield session
-        except BaseException:
-            session.clear()
-            raise
+
+    def __init__(self, megabytes: float = 0.0):
+        if not megabytes >= 0:
+            raise ValueError(f"a session of {megabytes} MB; it must be at least 0 (no text is kept)")
+        self.megabytes, self.counts, self.texts = megabytes, Counts(), None
+        self._lock, self._weights, self._views = threading.Lock(), None, None
+
+    def fresh(self, parts: int = 1) -> Session:
+        """An empty session with the same memory, or a part of it."""
+        return Session(self.megabytes / parts)
+
+    def clear(self) -> None:
+        """Forgets all texts (not the counts)."""
+        self.texts = None
+
+    def views(self, model: Transformer, weights: Any) -> Any:
+        """`acting.views`, made once for the weights."""
+        with self._lock:
+            self._forget_others(weights)
+            if self._views is None:
+                self._views = acting.views(model, weights)
+            return self._views
+
+    @contextlib.contextmanager
+    def open(self, config: ModelConfig, weights: Any, texts: Sequence[Text], rows: int) -> Iterator[TextCache]:
+        """The cache for a call: the session's, if it can hold each text, or else one for this call alone, with room
+        for `rows` texts.
+
+        What a failed call leaves is not used again: its pool may be gone.
+        """
+        longest, capacity = max(map(len, texts)), int(self.megabytes * 1e6 / token_bytes(config))
+        if capacity < longest:
+            slots = 1 << (min(sum(map(len, set(texts))), longest * rows) - 1).bit_length()
+            yield TextCache(slots, slots, lasting=False)
+            return
+        with self._lock:
+            self._forget_others(weights)
+            self.texts = self.texts or TextCache(capacity)
+            self.texts.begin_call()
+            try:
+                yield self.texts
+            except BaseException:
+                self.clear()
+                raise
+
+    def _forget_others(self, weights: Any) -> None:
+        if self._weights is not weights:
+            self._weights, self._views, self.texts = weights, None, None

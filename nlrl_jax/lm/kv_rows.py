@@ -3,7 +3,7 @@
     kv = load(pool, slots)                                          # what is known of some texts
     hidden, kv = read(model, variables, kv, tokens, index, start)   # their next tokens
     pool = store(pool, kv, source, slots)                           # what is new
-    rows = admit(rows, Texts(load(pool, slots), ...), source, ...)  # texts into free rows, to be continued by `decode`
+    rows = admit(rows, load(pool, slots), FreshRows(...), ...)      # texts into free rows, to be continued by `decode`
     rows = bring_together(rows, which)                              # the rows that still run, into a smaller batch
 
 The pool holds one token per slot. Rows are right-aligned: a text's last token stands in the last of its S slots, so
@@ -26,17 +26,19 @@ from nlrl_jax.lm.decode import Rows, placed, placed_kv
 from nlrl_jax.lm.transformer import Cache, HeadKeyValues, KeyValues, Transformer, num_slots, prefix_length
 
 
-class Texts(NamedTuple):
-    """Texts to be continued.
+class FreshRows(NamedTuple):
+    """What rows take, int32 [R] each.
 
-    kv: [layers, K, A, S, D], right-aligned; what stands in a text's last slot is not read.
-    last: int32 [A], each text's last token, which the first step of decoding reads.
-    lengths: int32 [A], tokens of each text, without the prefix.
+    source: the text of each row; -1 keeps the row as it is, and what the others say of it is not read.
+    lengths: tokens of its text, with the last one, without the prefix.
+    last: its text's last token, which the first step of decoding reads.
+    draw: see `Rows.draw`.
     """
 
-    kv: HeadKeyValues
-    last: jax.Array
+    source: jax.Array
     lengths: jax.Array
+    last: jax.Array
+    draw: jax.Array
 
 
 def empty_pool(model: Transformer, slots: int) -> HeadKeyValues:
@@ -116,32 +118,25 @@ def next_log_probs(
 
 
 def admit(
-    rows: Rows,
-    texts: Texts,
-    source_R: jax.Array,
-    draw_R: jax.Array,
-    limit: jax.Array,
-    index: jax.Array,
-    mesh: Mesh | None = None,
+    rows: Rows, kv: HeadKeyValues, new: FreshRows, limit: jax.Array, index: jax.Array, mesh: Mesh | None = None
 ) -> Rows:
     """Puts texts into rows and moves the cache so that the next step writes slot `index`.
 
     Args:
-      source_R: int32, the text that each row takes; -1 keeps the row as it is.
-      draw_R: int32, see `Rows.draw`; read where `source_R` is not -1.
+      kv: [layers, K, A, S, D], the texts, right-aligned; what stands in a text's last slot is not read.
       limit: int32 [], tokens of a new reply at most (N or fewer).
       index: int32 [], S - 1 or more, and at least `rows.index - rows.start` of each row that still runs.
       mesh: the model's, where all of this lies.
     """
-    chex.assert_rank([source_R, draw_R, limit, index], [1, 1, 0, 0])
-    S = num_slots(texts.kv)
-    is_new_R, text_R, move = source_R >= 0, jnp.maximum(source_R, 0), index - rows.index
+    chex.assert_rank([*new, limit, index], [1, 1, 1, 1, 0, 0])
+    S = num_slots(kv)
+    is_new_R, text_R, move = new.source >= 0, jnp.maximum(new.source, 0), index - rows.index
 
-    def insert(old, kv):
+    def insert(old, texts):
         # A text's last slot is the one that its first step writes again.
         corner = (0, 0, 0, index + 1 - S, 0)
         window = jax.lax.dynamic_slice(old, corner, (*old.shape[:3], S, old.shape[4]))
-        window = jnp.where(is_new_R[:, None, None], kv[:, :, text_R], window)
+        window = jnp.where(is_new_R[:, None, None], texts[:, :, text_R], window)
         return jax.lax.dynamic_update_slice(old, window, corner)
 
     def roll_layer(i, kv):
@@ -155,11 +150,11 @@ def admit(
     layers = jnp.where(move == 0, 0, rows.kv.k.shape[0])
     rolled = jax.lax.fori_loop(0, layers, roll_layer, list(rows.kv))
     after = Rows(
-        kv=HeadKeyValues(*map(insert, rolled, texts.kv)),
+        kv=HeadKeyValues(*map(insert, rolled, kv)),
         index=index,
-        start=fresh(jnp.maximum(rows.start + move, 0), index + 1 - texts.lengths[text_R]),
-        draw=fresh(rows.draw, draw_R),
-        last=fresh(rows.last, texts.last[text_R]),
+        start=fresh(jnp.maximum(rows.start + move, 0), index + 1 - new.lengths),
+        draw=fresh(rows.draw, new.draw),
+        last=fresh(rows.last, new.last),
         tokens=fresh(rows.tokens, 0),
         lengths=fresh(rows.lengths, 0),
         log_probs=fresh(rows.log_probs, 0.0),

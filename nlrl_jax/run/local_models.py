@@ -46,8 +46,8 @@ def local_model(
     loaded = load_model(name, *dtypes, mesh=mesh, templates=templates, **overrides)
     if chat:
         _check_chat(name, loaded.tokenizer)
-    network, session = Transformer(loaded.config, mesh=mesh), Session.of_size(loaded.config, cache_mb)
-    return LocalModel(network, {"params": loaded.params}, loaded.tokenizer, rows, kv_session=session)
+    network = Transformer(loaded.config, mesh=mesh)
+    return LocalModel(network, {"params": loaded.params}, loaded.tokenizer, rows, kv_session=Session(cache_mb))
 
 
 def trainable_model(

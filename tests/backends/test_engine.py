@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from nlrl_jax.backends import engine, engine_shapes, prefill, scoring
+from nlrl_jax.backends import engine, engine_shapes, prefill
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.session import Session
 from nlrl_jax.lm import acting
@@ -34,7 +34,7 @@ def plain():
 
 def with_session(model, tokens=4000, **options):
     """The model with room for so many tokens."""
-    return dataclasses.replace(model, kv_session=Session(CONFIG, tokens * 256 / 1e6), **options)
+    return dataclasses.replace(model, kv_session=Session(tokens * 256 / 1e6), **options)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_large_model_answers_alike(plain, monkeypatch):
     model = with_session(plain, tokenizer=many_ends)
     for _ in range(2):
         agree(model.complete(chats, sampling, "policy"), want)
-    assert isinstance(model._views["params"]["blocks"], tuple)
+    assert isinstance(model.kv_session.views(model.model, model.variables)["params"]["blocks"], tuple)
     assert set(together) == {2}
 
 
@@ -108,14 +108,15 @@ def test_a_large_model_answers_alike(plain, monkeypatch):
 def test_neither_rows_nor_a_session_that_is_too_small_change_an_answer(plain, expected, options):
     small = with_session(plain, **options)
     agree(episode(small), expected)
-    assert small.kv_session.num_tokens <= small.kv_session.capacity
-    assert bool(small.kv_session.num_tokens) == (small.kv_session.capacity > 200)  # no text fits into the smallest
+    texts = small.kv_session.texts
+    assert (texts is not None) == (options.get("tokens") != 30)  # no text fits into the smallest
+    assert texts is None or 0 < texts.num_tokens <= texts.capacity
 
 
 def test_long_texts_are_read_in_chunks(plain, monkeypatch):
     chats = [Chat.of(RULES * n + "And then?") for n in (1, 4, 9)]
     want = plain.complete(chats, WARM, "policy"), plain.score(chats, [["up", "down it goes"]] * 3, "policy")
-    monkeypatch.setattr(engine_shapes, "CHUNKS", (3, 16))
+    monkeypatch.setattr(engine_shapes, "CHUNKS", {3: 8, 16: 2})
     agree(plain.complete(chats, WARM, "policy"), want[0])
     agree(sum(plain.score(chats, [["up", "down it goes"]] * 3, "policy"), []), sum(want[1], []))
 
@@ -137,13 +138,13 @@ def test_what_the_model_has_written_is_not_read_again(keeping, plain):
     prompt = tuple(keeping.tokenizer.encode(RULES + "Go.\n"))
     (written,) = (one.tokens for one in keeping.write([prompt], GREEDY, "policy"))
     pairs = [(prompt, written), (prompt, written[:4]), (prompt, (*written[:4], 7)), (prompt, (5, 6, 7))]
-    network, options = keeping._network(), keeping._options
+    network = keeping._network()
     read = keeping.kv_session.counts.read
-    got = scoring.score(network, keeping.kv_session, pairs[:1], options)
+    got = engine.score(network, keeping.kv_session, pairs[:1])
     assert keeping.kv_session.counts.read == read + len(written)  # whose hidden states are wanted
-    assert keeping.kv_session.num_tokens == len(prompt + written) - 1
-    got += scoring.score(network, keeping.kv_session, pairs[1:], options)
-    assert got == pytest.approx(scoring.score(network, None, pairs, options), abs=1e-4)
+    assert keeping.kv_session.texts.num_tokens == len(prompt + written) - 1
+    got += engine.score(network, keeping.kv_session, pairs[1:])
+    assert got == pytest.approx(engine.score(network, Session(), pairs), abs=1e-4)
 
 
 def test_other_weights_begin_with_nothing(keeping, plain):
@@ -152,7 +153,7 @@ def test_other_weights_begin_with_nothing(keeping, plain):
     variables = jax.tree.map(lambda x: 1.1 * x, plain.variables)
     want = plain.with_variables(variables).complete(chats, GREEDY, "policy")
     other = keeping.with_variables(variables)
-    assert not other.kv_session.num_tokens and keeping.kv_session.num_tokens
+    assert other.kv_session.texts is None and keeping.kv_session.texts.num_tokens
     agree(other.complete(chats, GREEDY, "policy"), want)
     # A session that is handed to other weights forgets those of the old ones.
     agree(dataclasses.replace(keeping, variables=variables).complete(chats, GREEDY, "policy"), want)

@@ -26,7 +26,7 @@ def test_slots_of_a_text(grows, widths):
 def test_chunks_cover_what_is_new_within_the_slots(exact):
     for slots in (64, 256, 512, 1024):
         for new in range(1, slots + 1):
-            size, chunks = shapes.chunk_plan(new, slots, exact)
+            _, size, chunks = shapes.block(5, new, slots, 64, exact)
             assert new <= size * chunks <= slots and size * chunks < new + size
 
 
@@ -35,8 +35,14 @@ def test_prefixes_are_powers_of_two():
     assert [shapes.prefix_length(n, False) for n in (31, 255, 256, 1000)] == [0, 0, 256, 512]
 
 
-def test_few_texts_are_read_in_small_blocks():
-    sizes = {n: shapes.block_size(n, 1000, False) for n in (1, 2, 3, 24, 25, 400)}
-    assert sizes == {1: 8, 2: 8, 3: 8, 24: 8, 25: 64, 400: 64}
-    assert [shapes.block_size(n, 1000, True) for n in (1, 2, 3, 25)] == [1, 1, 8, 64]
-    assert shapes.block_size(5, 4, False) == 4
+@pytest.mark.parametrize(
+    "exact, new, texts",
+    [
+        (False, 5, {1: 8, 24: 8, 25: 64, 400: 64}),
+        (False, 50, {1: 2, 24: 2, 25: 64, 400: 64}),
+        (True, 50, {1: 1, 2: 1, 3: 8, 25: 64}),
+    ],
+)
+def test_few_texts_are_read_in_small_blocks(exact, new, texts):
+    assert {n: shapes.block(n, new, 256, 1000, exact)[0] for n in texts} == texts
+    assert shapes.block(max(texts), new, 256, 4, exact)[0] == 4

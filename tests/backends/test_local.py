@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nlrl_jax.backends import engine, engine_shapes, prefill, scoring
+from nlrl_jax.backends import engine, engine_shapes, prefill
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.session import Session
 from nlrl_jax.lm.config import ModelConfig
@@ -132,13 +132,13 @@ def test_seed_and_role_change_the_draws_and_nothing_else_does(model, chats, repl
 
 def test_duplicate_prompts_are_read_once_and_each_gets_a_reply(model, chats, monkeypatch):
     asked = [chats[0]] * 6 + [chats[1]] * 5
-    keeping = dataclasses.replace(model, kv_session=Session(CONFIG, 1.0))
+    keeping = dataclasses.replace(model, kv_session=Session(1.0))
     got = keeping.complete(asked, WARM, "policy")
     assert got == model.complete(asked, WARM, "policy")
     both = [prompt_of(model, chat) for chat in chats[:2]]
     assert keeping.kv_session.counts.read < sum(map(len, both)) + prefill.SHARED
     assert len(set(got[:6])) > 3 and len(set(got[6:])) > 3
-    decoded = count(monkeypatch, "_admit_texts", lambda args, out: out and int((args[2] >= 0).sum()))
+    decoded = count(monkeypatch, "_admit_texts", lambda args, out: out and int((args[2].source >= 0).sum()))
     model.complete(asked, WARM, "policy")
     assert sum(decoded) == 11
     decoded.clear()
@@ -177,7 +177,7 @@ def test_a_model_that_never_ends_is_cut(model, chats):
 def test_other_weights_of_one_config_compile_nothing(model, chats, replies):
     model.complete(chats, GREEDY, "policy")
     model.score(chats, [["up", "down it goes"]] * 13, "policy")
-    programs = (prefill.load, prefill._store, prefill._read, scoring._log_probs, engine._admit_texts, engine._decode)
+    programs = (prefill.load, prefill._store, prefill._read, engine._log_probs, engine._admit_texts, engine._decode)
     before = [program._cache_size() for program in programs]
     other = LocalModel(Transformer(CONFIG), other_weights(model), model.tokenizer, rows=4)
     assert other.complete(chats, WARM, "policy", seed=3) != replies
@@ -190,7 +190,7 @@ def test_other_weights_of_one_config_compile_nothing(model, chats, replies):
 
 def test_scores_are_those_of_a_full_forward_pass(model, chats):
     texts = [["up", "down and then up again", "left"][: i % 4] for i in range(13)]
-    keeping = dataclasses.replace(model, kv_session=Session(CONFIG, 1))
+    keeping = dataclasses.replace(model, kv_session=Session(1))
     for variant in (model, dataclasses.replace(model, rows=64), keeping):
         got = variant.score(chats, texts, "policy")
         assert [len(row) for row in got] == [i % 4 for i in range(13)]

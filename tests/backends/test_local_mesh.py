@@ -15,8 +15,7 @@ CHATS = [Chat.of(f"123456789\nX {move}") for move in (1, 5, 9)] * 2
 
 def model(mesh=None, megabytes=0.0):
     loaded = load_model("nano_board", mesh=mesh)
-    session = Session.of_size(loaded.config, megabytes)
-    network = Transformer(loaded.config, mesh=mesh)
+    network, session = Transformer(loaded.config, mesh=mesh), Session(megabytes)
     return LocalModel(network, {"params": loaded.params}, loaded.tokenizer, rows=4, kv_session=session)
 
 

@@ -1,21 +1,26 @@
-"""Which rows a session holds, and which slots they share."""
+"""Which texts a cache holds, and which slots they share."""
 
 import numpy as np
 import pytest
 
 from nlrl_jax.backends import session as sessions
-from nlrl_jax.backends.session import Session, common_length
+from nlrl_jax.backends.session import Session, TextCache, common_length
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.transformer import Transformer
 
 CONFIG = ModelConfig(512, 16, 24, 2, 4, 2, 8, 640)  # 256 bytes a token
 
 
-def session(tokens):
-    return Session(CONFIG, tokens * 256 / 1e6)
+def add(cache, text):
+    """Its slots, which count as filled."""
+    slots = cache.add(text)
+    cache.filled[slots] = True
+    return slots.tolist()
 
 
-def add(rows, text):
-    return rows.add(text, rows.find(text))
+def num_filled(cache, text):
+    """How many of its first tokens it already had; the text is in it after that."""
+    return int(cache.filled[cache.add(text)].sum())
 
 
 @pytest.mark.parametrize(
@@ -36,63 +41,77 @@ def test_what_texts_begin_with(one, other, length):
 def test_the_longest_beginning_is_found_among_many_texts():
     rng = np.random.default_rng(0)
     texts = [tuple(rng.integers(0, 3, rng.integers(1, 9)).tolist()) for _ in range(200)]
-    rows = session(2000)
-    rows.tick()
+    cache = TextCache(2000)
     for text in texts[:100]:
-        add(rows, text)
+        add(cache, text)
     for text in texts[100:]:
-        assert len(rows.find(text)) == max(common_length(text, other) for other in texts[:100])
+        assert num_filled(cache, text) == max(common_length(text, other) for other in texts[:100])
+        cache.filled[cache.add(text)] = False
+        for other in texts[:100]:
+            add(cache, other)
 
 
-def test_rows_share_the_slots_of_their_beginnings():
-    rows = session(20)
-    rows.tick()
-    first, other = add(rows, (1, 2, 3, 4)), add(rows, (1, 2, 5))
-    assert rows.num_tokens == 5 and first[:2].tolist() == other[:2].tolist() and not set(first[2:]) & set(other[2:])
-    longer = add(rows, (1, 2, 3, 4, 6))
-    assert rows.num_tokens == 6 and longer[:4].tolist() == first.tolist()
-    assert add(rows, (1, 2, 3, 4, 6)).tolist() == longer.tolist() and rows.num_tokens == 6
+def test_texts_share_the_slots_of_their_beginnings():
+    cache = TextCache(20)
+    first, other = add(cache, (1, 2, 3, 4)), add(cache, (1, 2, 5))
+    assert cache.num_tokens == 5 and first[:2] == other[:2] and not set(first[2:]) & set(other[2:])
+    longer = add(cache, (1, 2, 3, 4, 6))
+    assert cache.num_tokens == 6 and longer[:4] == first
+    assert add(cache, (1, 2, 3, 4, 6)) == longer and cache.num_tokens == 6 and add(cache, ()) == []
 
 
-def test_the_oldest_rows_make_room_and_those_of_this_tick_stay():
-    rows = session(10)
-    for text in ((1, 2, 3, 4), (5, 6, 7, 8)):
-        rows.tick()
-        add(rows, text)
-    for _ in range(2):
-        rows.tick()
-    assert len(rows.find((1, 2, 3, 4))) == 4  # used: the other one is the oldest
-    rows.tick()
-    add(rows, (9,) * 5)
-    assert len(rows.find((5, 6, 7, 8))) == 0 and len(rows.find((1, 2, 3, 4))) == 4 and rows.num_tokens == 9
-    assert add(rows, (7,) * 6) is None  # the row of this tick leaves less
-    assert len(rows.find((9,) * 5)) == 5
+def test_the_oldest_texts_make_room_and_those_of_this_tick_stay():
+    cache = TextCache(10)
+    for text in ((1, 2, 3, 4), (5, 6, 7, 8), (1, 2, 3, 4)):
+        cache.tick()
+        add(cache, text)
+    cache.tick()
+    add(cache, (9,) * 4)  # two slots were free; the ends of the text that was not used for longest make the others
+    assert cache.num_tokens == 8
+    assert cache.add((7,) * 3) is not None and cache.add((5,) * 6) is None  # those of this tick leave less
+    cache.tick()
+    assert num_filled(cache, (9,) * 4) == 4 and num_filled(cache, (5, 6)) == 0
 
 
-def test_a_row_that_makes_room_leaves_what_the_new_one_shares_with_it():
-    rows = session(6)
-    rows.tick()
-    slots = add(rows, (1, 2, 3, 4, 5, 6))
-    rows.tick()
-    assert add(rows, (1, 2, 7, 8))[:2].tolist() == slots[:2].tolist() and rows.num_tokens == 4
+def test_a_text_that_makes_room_leaves_what_the_new_one_shares_with_it():
+    cache = TextCache(6)
+    slots = add(cache, (1, 2, 3, 4, 5, 6))
+    cache.tick()
+    assert add(cache, (1, 2, 7, 8))[:2] == slots[:2] and cache.num_tokens == 4
 
 
-def test_rows_that_no_call_uses_are_dropped():
-    weights = object()
-    rows = session(100)
-    rows.begin_call(weights)
-    add(rows, (1, 2, 3))
+def test_texts_that_no_call_uses_are_forgotten():
+    cache = TextCache(100)
+    cache.begin_call()
+    add(cache, (1, 2, 3))
     for _ in range(sessions.CALLS + 1):
-        assert len(rows.find((4, 5))) == 0
-        rows.begin_call(weights)
-    assert len(rows.find((1, 2, 3))) == 0
-    rows.begin_call(weights)
-    add(rows, (1, 2, 3))
-    rows.begin_call(object())
-    assert rows.num_tokens == 0
+        cache.begin_call()
+        add(cache, (1, 4))
+    assert cache.num_tokens == 2 and num_filled(cache, (1, 2, 3)) == 1
 
 
-@pytest.mark.parametrize("megabytes", [0, -1, float("nan")])
-def test_a_session_without_memory_is_refused(megabytes):
-    with pytest.raises(ValueError, match="above 0"):
-        Session(CONFIG, megabytes)
+def test_a_session_is_of_one_set_of_weights():
+    session, model = Session(1), Transformer(CONFIG)
+    one, other = ({"params": {"blocks": {"x": np.zeros(1)}}} for _ in range(2))
+    assert session.views(model, one) is one
+    with session.open(CONFIG, one, [(1, 2)], 1) as cache:
+        add(cache, (1, 2))
+    with session.open(CONFIG, one, [(1, 2)], 1) as again:
+        assert again is cache is session.texts
+    assert session.views(model, other) is other and session.texts is None
+    with pytest.raises(KeyError), session.open(CONFIG, other, [(1, 2)], 1) as fresh:
+        assert fresh is session.texts is not cache
+        raise KeyError
+    assert session.texts is None  # what a failed call leaves
+
+
+def test_a_text_that_does_not_fit_gets_a_cache_for_its_call():
+    for session in (Session(), Session(10 * 256 / 1e6)):
+        with session.open(CONFIG, object(), [(1,) * 11], 1) as cache:
+            assert cache.capacity >= 11 and not cache.lasting and session.texts is None
+
+
+@pytest.mark.parametrize("megabytes", [-1, float("nan")])
+def test_a_session_of_less_than_nothing_is_refused(megabytes):
+    with pytest.raises(ValueError, match="at least 0"):
+        Session(megabytes)

@@ -13,7 +13,7 @@ from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.acting import acting, by_layer
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, prefill
-from nlrl_jax.lm.kv_rows import Texts, admit
+from nlrl_jax.lm.kv_rows import FreshRows, admit
 from nlrl_jax.lm.transformer import HeadKeyValues, Transformer, init_lora
 from nlrl_jax.types import Sampling
 from tests.lm.noise import noisy, noisy_params
@@ -77,9 +77,9 @@ def test_rows_that_go_on_keep_their_slots(variables, prompts):
     def write(variables, pieces):
         kv, _ = prefill(MODEL, variables, prompts, LENGTHS)
         kv = HeadKeyValues(*(jnp.moveaxis(t, 3, 1) for t in kv))  # heads in front
-        texts = Texts(kv, prompts[:, -1], LENGTHS)
         rows = steps.empty_rows(MODEL, 3, 12, 6)
-        rows = admit(rows, texts, jnp.arange(3), jnp.arange(3), jnp.int32(6), jnp.int32(4))
+        new = FreshRows(jnp.arange(3), LENGTHS, prompts[:, -1], jnp.arange(3))
+        rows = admit(rows, kv, new, jnp.int32(6), jnp.int32(4))
         for limit in pieces:
             short = rows._replace(limit=jnp.full(3, limit))
             rows = steps.decode(MODEL, variables, short, KEY, jnp.int32(3), SAMPLING, jnp.zeros(40, bool))

@@ -57,14 +57,14 @@ class Desk:
     def __init__(self, variables, prompts, sampling, eos, slots, prefix=None, num=2):
         self.variables, self.sampling, self.eos, self.prefix = variables, sampling, eos, prefix
         kv, self.hidden = read(MODEL, variables, prompts, LENGTHS, prefix)
-        self.texts = kv_rows.Texts(heads_first(kv), prompts[:, -1], LENGTHS)
+        self.kv, self.last = heads_first(kv), prompts[:, -1]
         self.rows = steps.empty_rows(MODEL, num, slots, sampling.max_tokens)
 
     def admit(self, source, index, draw=None):
         source = np.array(source, np.int32)
         draw = source if draw is None else np.array(draw, np.int32)
-        args = (self.rows, self.texts, source, draw, np.int32(self.sampling.max_tokens), np.int32(index))
-        self.rows = admit(*args)
+        new = kv_rows.FreshRows(source, LENGTHS[source], self.last[source], draw)
+        self.rows = admit(self.rows, self.kv, new, np.int32(self.sampling.max_tokens), np.int32(index))
 
     def decode(self, stop_at):
         args = (self.rows, KEY, np.int32(stop_at), self.sampling, np.isin(np.arange(40), self.eos), self.prefix)

@@ -269,7 +269,7 @@ def reference(model):
 
 def keeping(model):
     """The model with an empty session."""
-    return dataclasses.replace(model, kv_session=Session(model.model.config, 10.0))
+    return dataclasses.replace(model, kv_session=Session(10.0))
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -295,7 +295,7 @@ def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, keeps)
     assert [turn.replies for one in again for turn in one.turns] == [t.replies for one in played for t in one.turns]
     ids = lambda episodes: [turn.replies[0].written.tokens for one in episodes for turn in one.turns]
     assert ids(played) == ids(reference)
-    assert 0.5 < model.row_steps.use <= 1
+    assert 0.5 < model.kv_session.counts.row_use <= 1
 
 
 def test_prompts_that_go_on_with_rows_and_those_that_do_not_are_answered_together(model):

@@ -124,7 +124,7 @@ class TranscriptTraining(Training):
         loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
         self.network, network = loaded.config, Transformer(loaded.config, mesh=mesh)
         self.room = self.network.max_positions
-        session = Session.of_size(network.config, form.cache_mb)
+        session = Session(form.cache_mb)
         self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), kv_session=session)
         prompts = dataclasses.replace(form.prompts, prompt=config.prompt)
         self.dialogue = dialogue_for(game, prompts, config.model, loaded.tokenizer, form.think)
@@ -183,7 +183,7 @@ class TranscriptTraining(Training):
         if not all(episode.begins(reader.begin) for episode in played):
             reader = dataclasses.replace(reader, begin=())
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
-        lesson.metrics["row_use"] = player.model.row_steps.use
+        lesson.metrics["row_use"] = player.model.kv_session.counts.row_use
         if not self.game.has_success:
             del lesson.metrics["success"]
         del player  # and with it the copies of a large model's weights that it wrote with
