@@ -17,6 +17,7 @@ held out, are in `frozen_lake_maps`.
 from __future__ import annotations
 
 import math
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from gymnax.environments.environment import EnvParams
 from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.frozen_lake_maps import CANDIDATES, MAPS, TABLE_SIZE, check_candidates, in_split, map_table, spread
 from nlrl_jax.envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
-from nlrl_jax.envs.options import check_text_game, integer, real
+from nlrl_jax.envs.options import check_text_game, integer
 from nlrl_jax.envs.shell import DiscreteGame, on_any_mesh
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
@@ -109,7 +110,7 @@ class FrozenLake(DiscreteGame):
 
     def __init__(self, size: int = 4, slippery: bool = False, hole_probability: float = 0.2, maps: str = "all"):
         integer("size", size, 2)
-        if not real(hole_probability) or not 0 <= hole_probability < 1:
+        if not isinstance(hole_probability, numbers.Real) or not 0 <= hole_probability < 1:
             raise ValueError(f"hole_probability is {hole_probability!r}; it must be a number of at least 0 and below 1")
         if maps not in MAPS:
             raise ValueError(f"maps is {maps!r}; choose one of {', '.join(MAPS)}")

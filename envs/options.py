@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
 
 from nlrl_jax.text.prompts import PROMPTS
-
-
-def real(value: Any) -> bool:
-    """Whether an option is a number, and not True or False."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def integer(name: str, value: int, minimum: int, maximum: int = 2**31 - 1) -> int:

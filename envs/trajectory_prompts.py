@@ -137,8 +137,6 @@ def analyst_roles(text: GameText) -> AnalystRoles:
         return Chat.of(prompt.format(**shared, **slots), text.system, **context)
 
     def identify(episode: ControlEpisode, start: int, end: int) -> Chat:
-        if not 0 <= start < end <= len(episode):
-            raise ValueError(f"timeslots [{start}, {end}) are not within the episode's {len(episode)}")
         context = {"episode": episode, "begin": start, "end": end}
         slots = {"begin": start, "second": min(start + 1, end - 1), "last": end - 1}
         return chat(_IDENTIFY, text.identify, episode, context, history=text.history(context), **slots)

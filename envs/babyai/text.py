@@ -206,12 +206,9 @@ def texts(states: BabyAIState) -> list[tuple[str, str]]:
 
     Such as ("go to the green key", "You carry a blue ball, You see a wall 2 steps forward, ...").
     """
-    shape = states.time.shape
-    if len(shape) != 1:
-        raise ValueError(f"the states have the leading axes {shape}; texts takes states with one leading axis")
     values = {name: array.tolist() for name, array in jax.device_get(_goals_and_sentences(states)).items()}
     result = []
-    for i in range(shape[0]):
+    for i in range(len(states.time)):
         goal = f"{VERBS[values['verb'][i]]} {DESCRIPTIONS[values['first'][i]]}"
         if values["num_second"][i]:
             goal += f"{LINKS[values['link'][i][0]]} {DESCRIPTIONS[values['second'][i][0]]}"

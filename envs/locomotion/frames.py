@@ -23,15 +23,10 @@ def frames(name: str, qpos, width: int = 320, height: int = 240) -> np.ndarray:
     Args:
       name: "hopper", "walker2d" or "ant".
       qpos: [T, nq].
-
-    Raises:
-      ValueError: qpos of another robot.
     """
     import mujoco
 
     (model, data), qpos, elevation = _load(name), np.asarray(qpos, np.float64), _ELEVATION.get(name, 0.0)
-    if qpos.ndim != 2 or qpos.shape[1] != model.nq:
-        raise ValueError(f"qpos has shape {qpos.shape}; {name} needs [T, {model.nq}]")
     scale = min(width / _SPAN, height / (0.75 * _SPAN))  # pixels in a metre
     # where a pixel lies, in metres right of the camera and above the floor at the robot's place
     right = (np.arange(width) + 0.5 - width / 2) / scale

@@ -27,13 +27,7 @@ Script = Callable[[Mapping[str, Any], random.Random], str]
 
 
 def scripts(words: str = "threats") -> dict[str, Script]:
-    """Returns the rule of each role.
-
-    Raises:
-      ValueError: unknown words.
-    """
-    if words not in WORDS:
-        raise ValueError(f"words is {words!r}; choose one of {', '.join(WORDS)}")
+    """Returns the rule of each role; `words` is one of `WORDS`."""
 
     def monte_carlo(context: Mapping[str, Any], rng: random.Random) -> str:
         """Aggregates complete games (G1): who won how often."""

@@ -153,8 +153,3 @@ def test_nothing_to_see_is_said():
     game = envs.make("babyai")
     fields = jax.device_get(game.fields(state)) | {"num_sentences": 0}
     assert game.observation.render(fields).endswith("Observation: You see nothing")
-
-
-def test_states_need_a_leading_axis():
-    with pytest.raises(ValueError, match=r"leading axes \(\)"):
-        text.texts(state_of())

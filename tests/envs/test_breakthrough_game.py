@@ -47,24 +47,6 @@ def test_games_against_the_first_move_are_open_spiels():
     assert min(won.values()) > 0
 
 
-def test_an_illegal_move_changes_nothing_but_the_time():
-    env, params = OnePlayer(board_game(), (5, 5), side="white"), EnvParams(40)
-    _, state = env.reset_env(jax.random.key(0), params)
-    illegal = env.words.index("a5a4")  # black's
-    _, after, reward, over, info = env.step_env(jax.random.key(1), state, illegal, params)
-    assert info["illegal_move"] and not over and reward == 0 and after.time == state.time + 1
-    jax.tree.map(np.testing.assert_array_equal, after.position, state.position)
-
-
-def test_both_sides_are_drawn_and_the_opponent_moves_at_random():
-    env, params = OnePlayer(board_game(), (5, 5)), EnvParams(40)
-    obs, states = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(jax.random.key(0), 200), params)
-    assert 60 < int(states.side.sum()) < 140
-    seen = {o.tobytes() for o in np.asarray(obs)[np.asarray(states.side) == 1]}
-    assert len(seen) == 13  # black's first moves: 5 straight, 8 diagonal
-    assert env.observation_space(params).shape == obs.shape[1:] and env.num_actions == 168
-
-
 @pytest.mark.slow
 def test_a_language_model_plays_it():
     game = envs.make("breakthrough", prompt="compact", side="black")

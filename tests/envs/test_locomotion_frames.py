@@ -63,11 +63,6 @@ def test_an_exploded_state_gives_a_picture_without_a_robot():
     assert body(pictures[0]).any() and not body(pictures[1]).any()
 
 
-def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match=r"shape \(1, 6\); ant needs \[T, 15\]"):
-        locomotion_frames.frames("ant", rest("hopper"))
-
-
 def test_what_ifs_show_the_pose_now_and_after_either_torque(monkeypatch):
     drawn = []
     monkeypatch.setattr(locomotion, "frames", lambda name, qpos: drawn.append(qpos) or np.zeros((len(qpos), 3, 5, 3)))

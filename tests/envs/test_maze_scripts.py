@@ -7,11 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.envs.maze import env as mazes
 from nlrl_jax.envs.maze import rule_based as scripts
 from nlrl_jax.envs.maze.prompts import NO_EVALUATION, MazeRoles
-from nlrl_jax.types import Sampling
 from tests.envs.test_maze import NAMES, distances, neighbour
 
 DOUBLE_T = mazes.maze("double_t")
@@ -239,10 +237,3 @@ def test_look_ahead_stops_at_the_goal_and_follows_the_rules():
         assert DOUBLE_T.goal not in found.positions[:-1]
         assert found.positions[-1] == DOUBLE_T.goal or len(found.actions) == 7
     assert any(len(found.actions) == 2 for found in walks)
-
-
-def test_at_temperature_zero_equal_chats_get_equal_replies():
-    chats = [MazeRoles(DOUBLE_T).policy(walk((1, 3)))] * 50
-    model = ScriptedModel(scripts.SCRIPTS)
-    assert len({reply.text for reply in model.complete(chats, Sampling(9, 0.0), "policy")}) == 1
-    assert len({reply.text for reply in model.complete(chats, Sampling(9, 0.7), "policy")}) > 1

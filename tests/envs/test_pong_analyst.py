@@ -214,12 +214,6 @@ def test_an_action_that_was_not_taken_is_named_as_such():
     assert "the agent itself chose" not in said(ROLES.reward(played, 3, RIGHT, ""))
 
 
-def test_wrong_arguments_are_refused():
-    played = episode((60, 40, 0, 2), 38, [RIGHT])
-    with pytest.raises(ValueError, match=r"\[0, 99\)"):
-        ROLES.identify(played, 0, 99)
-
-
 @pytest.mark.parametrize("action", range(3))
 def test_actions_are_read_as_they_are_written(action):
     reply = f"{{timeslot 0, <critical>, <{ROLES.format_action(action)}>, <x>}}"

@@ -8,7 +8,6 @@ import pytest
 from nlrl_jax.envs.one_player import OnePlayer, OnePlayerState
 from nlrl_jax.envs.tic_tac_toe import env as tic_tac_toe
 from nlrl_jax.envs.tic_tac_toe import rules
-from nlrl_jax.types import BoardGame
 from tests.envs.tic_tac_toe_boards import SPIEL, board_of, reachable
 
 AS_SPIEL = np.array([".", "x", "o"])  # of a cell + 1
@@ -187,18 +186,6 @@ def test_the_side_is_drawn_at_reset_and_the_opponent_begins_if_it_is_x():
     assert obs.shape == (4000, 3, 3, 2)
     np.testing.assert_array_equal(obs[..., 0].sum((1, 2)), 0)
     np.testing.assert_array_equal(obs[..., 1].sum((1, 2)), side)
-
-
-def test_the_board_game_offers_the_rules():
-    game = rules.board_game()
-    assert isinstance(game, BoardGame) and game.players == ("O", "X") and game.num_actions == game.max_moves == 9
-    board = game.init()
-    for action in (4, 0, 2):
-        board = game.step(board, action)
-    assert board.dtype == jnp.int8 and game.current_player(board) == 1
-    text = game.board.render(game.fields(board))
-    assert text == "X | 2 | O\n---------\n4 | O | 6\n---------\n7 | 8 | 9"
-    np.testing.assert_array_equal(game.parse(text, "X"), board)
 
 
 @pytest.mark.parametrize(
