@@ -70,7 +70,6 @@ class EndpointServer:
     calls: CallProgress = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
-        EndpointOptions.__post_init__(self.options)  # a config that inherits them may have its own
         self.options.check_address()
         if not self.model:
             raise ValueError("an endpoint needs the name of its model (--endpoint_model NAME)")

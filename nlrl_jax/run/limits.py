@@ -20,20 +20,16 @@ def check_horizon(game: TextGame | ControlGame | HostGame, *names: str) -> None:
     Raises:
       ValueError: names the first of them, with both numbers.
     """
-    for name in names:
-        number = flags.FLAGS[name].value if name in flags.FLAGS and flags.FLAGS[name].present else None
-        if number and game.max_steps and number > game.max_steps:
-            raise ValueError(
-                f"--{name} is {number}, but {game.name} ends an episode after {game.max_steps} steps; give at most "
-                f"{game.max_steps}"
-            )
+    given = [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
+    for sentence in capped(game, **{name: flags.FLAGS[name].value or 0 for name in given}):
+        raise ValueError(f"{sentence}; give at most {game.max_steps}")
 
 
-def capped(game: TextGame | HostGame, **options: int) -> list[str]:
+def capped(game: TextGame | ControlGame | HostGame, **options: int) -> list[str]:
     """A sentence for each option that counts steps beyond those after which the game ends an episode."""
     horizon = game.max_steps
     beyond = [(name, number) for name, number in options.items() if horizon and number > horizon]
-    return [f"{game.name} ends an episode after {horizon} steps, before --{name} {number}" for name, number in beyond]
+    return [f"--{name} is {number}, but {game.name} ends an episode after {horizon} steps" for name, number in beyond]
 
 
 def too_short(

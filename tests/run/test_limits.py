@@ -95,13 +95,11 @@ def test_a_limit_below_the_shortest_solution_is_named_with_both_numbers(turns, s
 
 def test_options_beyond_a_games_own_limit_are_named_with_both_numbers():
     game = envs.make("tic_tac_toe")
-    assert limits.capped(game, max_steps=9, eval_steps=20) == [
-        "tic_tac_toe ends an episode after 9 steps, before --eval_steps 20"
-    ]
+    capped = limits.capped(game, max_steps=9, eval_steps=20)
+    assert capped == ["--eval_steps is 20, but tic_tac_toe ends an episode after 9 steps"]
     assert limits.capped(dataclasses.replace(game, params=None), max_steps=99) == []
-    assert limits.capped(envs.make_host("maze_medium", max_steps=4), max_turns=5)[0].endswith(
-        "4 steps, before --max_turns 5"
-    )
+    (sentence,) = limits.capped(envs.make_host("maze_medium", max_steps=4), max_turns=5)
+    assert sentence.startswith("--max_turns is 5") and sentence.endswith("after 4 steps")
 
 
 def test_tasks_beyond_a_limit_are_counted():

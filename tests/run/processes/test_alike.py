@@ -33,31 +33,28 @@ def test_the_same_is_alike(tmp_path, monkeypatch):
     alike.check(config, open_run(tmp_path / "run", config))
 
 
-def test_another_config(tmp_path, monkeypatch):
-    two(monkeypatch, **{"--seed": 8})
-    with pytest.raises(ValueError, match="must be alike, but --seed is 0 in process 0 and 8 in process 1"):
-        alike.check({"seed": 0}, tmp_path)
-
-
-def test_another_model_at_the_same_path(tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    weights = tmp_path / "model" / "model.safetensors"
-    weights.write_bytes(bytes(100))
-    two(monkeypatch, **{f"what lies at --model {tmp_path / 'model'}": "another"})
-    with pytest.raises(ValueError, match="what lies at --model .*model is .* in process 0 and .another. in process 1"):
-        alike.check({"model": str(tmp_path / "model")}, tmp_path)
-
-
-def test_another_game_of_ones_own(tmp_path, monkeypatch):
-    (tmp_path / "a_game_of_mine.py").write_text("x = 1\n")
+@pytest.mark.parametrize(
+    "fact, says",
+    [
+        ("--seed", "must be alike, but --seed is 0 in process 0 and .other. in process 1"),
+        ("what lies at --model model", "what lies at --model model is .* in process 0 and .other. in process 1"),
+        ("a_game_of_mine", "the code of a_game_of_mine is"),
+    ],
+)
+def test_a_config_a_model_or_a_game_that_differs_is_named(tmp_path, monkeypatch, fact, says):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(100))
+    (tmp_path / "a_game_of_mine.py").write_text("x = 1\n")
     import a_game_of_mine  # noqa: F401
 
-    assert "a_game_of_mine" in alike._user_modules() and "jax" not in alike._user_modules()
-    assert not any(name.startswith("nlrl_jax") for name in alike._user_modules())
-    two(monkeypatch, a_game_of_mine="other")
-    with pytest.raises(ValueError, match="the code of a_game_of_mine is"):
-        alike.check({}, tmp_path)
+    modules = alike._user_modules()
+    assert "a_game_of_mine" in modules and "jax" not in modules
+    assert not any(name.startswith("nlrl_jax") for name in modules)
+    two(monkeypatch, **{fact: "other"})
+    with pytest.raises(ValueError, match=says):
+        alike.check({"seed": 0, "model": "model"}, tmp_path)
     del sys.modules["a_game_of_mine"]
 
 
