@@ -56,7 +56,7 @@ from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import peft
 from nlrl_jax.weights.checkpoint import Checkpoints
-from nlrl_jax.weights.load import BUILT_IN
+from nlrl_jax.weights.load import BUILT_IN, LoadedModel
 
 
 class Limits(NamedTuple):
@@ -105,14 +105,19 @@ def player() -> GamePlayer:
         return _trained_player(pathlib.Path(options.run_dir))
     prompt = prompt_for(options.model, options.prompt)
     game, maps = _game(options.game or "frozen_lake", prompt, options.maps or "all")
+    loaded, variables, sampling = named_model(templates)
+    return GamePlayer(options.model, maps, game, make_policy(game, loaded, sampling, prompt), variables)
+
+
+def named_model(templates: TemplateOptions) -> tuple[LoadedModel, dict[str, Any], Sampling]:
+    """The model of --model with --adapter, what it plays with, and how it writes."""
+    options = flags.FLAGS
     loaded = load(options.model, revision=options.revision, templates=templates)
     config, variables = loaded.config, {"params": loaded.params}
     if options.adapter:
         config, variables["lora"] = peft.load(options.adapter, config)
-    sampling = Sampling(options.max_tokens or (NANO_TOKENS if options.model in BUILT_IN else 200), temperature=0.0)
-    return GamePlayer(
-        options.model, maps, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables
-    )
+    tokens = options.max_tokens or (NANO_TOKENS if options.model in BUILT_IN else 200)
+    return loaded._replace(config=config), variables, Sampling(tokens, temperature=0.0)
 
 
 def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]:
@@ -129,15 +134,11 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     warning = check_reader(options.model, name, envs.READ_BY.get(name, ""), options["model"].present)
     short = limits.too_short("the evaluation", game, limits.first_tasks(game, tasks), "max_turns", limit.max_turns)
     warn([*filter(None, [warning]), *short])
-    loaded = load(options.model, revision=options.revision, templates=config_flags.parse(TemplateOptions))
-    config, variables = loaded.config, {"params": loaded.params}
-    if options.adapter:
-        config, variables["lora"] = peft.load(options.adapter, config)
-    writer = LocalModel(Transformer(config), variables, loaded.tokenizer, rows_at_once(options.model))
+    loaded, variables, sampling = named_model(config_flags.parse(TemplateOptions))
+    writer = LocalModel(Transformer(loaded.config), variables, loaded.tokenizer, rows_at_once(options.model))
     prompts = PromptConfig(prompt=options.prompt)
     dialogue = dialogue_for(game, prompts, options.model, loaded.tokenizer, False)
-    sampling = Sampling(options.max_tokens or (NANO_TOKENS if options.model in BUILT_IN else 200), temperature=0.0)
-    player = TranscriptPlayer(writer, dialogue, sampling, config.max_positions)
+    player = TranscriptPlayer(writer, dialogue, sampling, loaded.config.max_positions)
     with waiting(f"playing {len(tasks)} episodes"):
         played = play(player, limited(game, limit.max_turns), tasks, 0, pictured=int(options.watch))
     text = [as_record(episode, game, loaded.tokenizer) for episode in played[: int(options.watch)]]

@@ -25,16 +25,13 @@ trajectories (Figure 12c). The last line reads `observation_loss 1.605 -> 1.402,
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import pathlib
-from collections.abc import Callable
 
-import jax
 from absl import flags
 
 from nlrl_jax import envs
-from nlrl_jax.algorithms import offline, sft
+from nlrl_jax.algorithms import offline
 from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.config import DTYPES, check, option, part
@@ -111,30 +108,25 @@ class FinetuneConfig:
             )
 
 
-def stored(path: pathlib.Path | None, make: Callable[[], list[Trajectory]]) -> list[Trajectory]:
-    """The trajectories in a run's file, which is written once; without a path they are made alone."""
-    if path and path.is_file():
-        return trajectories.read(path)
-    episodes = make()
-    if path and episodes and processes.first():
-        trajectories.write(path, episodes)
+def trajectories_of(
+    copy: pathlib.Path | None, file: str, game: str, numbers: tuple[int, int], seed: int, held_out: bool
+) -> list[Trajectory]:
+    """The trajectories in a file, or (successes, failures) of a game that can show some.
+
+    Args:
+      copy: the run's own file, from which they are read once it is there; None writes none.
+    """
+    if copy and copy.is_file():
+        return trajectories.read(copy)
+    episodes = []
+    if file:
+        episodes = trajectories.read(pathlib.Path(os.path.expanduser(file)))
+    elif game in envs.DEMONSTRATED:
+        shown = envs.demonstrations(game, *numbers, seed, held_out)
+        episodes = [Trajectory(episode.history, episode.success) for episode in shown]
+    if copy and episodes and processes.first():
+        trajectories.write(copy, episodes)
     return episodes
-
-
-def read_or_make(
-    file: str, game: str, numbers: tuple[int, int], seed: int, held_out: bool = False
-) -> Callable[[], list[Trajectory]]:
-    """A function that reads the trajectories in a file, or makes (successes, failures) of a game that can show some."""
-
-    def make() -> list[Trajectory]:
-        if file:
-            return trajectories.read(pathlib.Path(os.path.expanduser(file)))
-        if game not in envs.DEMONSTRATED:
-            return []
-        episodes = envs.demonstrations(game, *numbers, seed, held_out)
-        return [Trajectory(episode.history, episode.success) for episode in episodes]
-
-    return make
 
 
 def gather(
@@ -145,11 +137,10 @@ def gather(
     Raises:
       ValueError: a file that is not of the format, or has no reflections where these are learned.
     """
+    copies = (run_dir / "trajectories.jsonl", run_dir / "held_out.jsonl") if run_dir else (None, None)
     numbers = config.successes, config.failures
-    learn = read_or_make(config.trajectories, config.game, numbers, config.seed)
-    judge = read_or_make(config.held_out, config.game, HELD_OUT, config.seed, held_out=True)
-    episodes = stored(run_dir and run_dir / "trajectories.jsonl", learn)
-    held_out = stored(run_dir and run_dir / "held_out.jsonl", judge)
+    episodes = trajectories_of(copies[0], config.trajectories, config.game, numbers, config.seed, held_out=False)
+    held_out = trajectories_of(copies[1], config.held_out, config.game, HELD_OUT, config.seed, held_out=True)
     room = context_within(config.model, config.prompts.context_tokens)
     prompts = game, config.prompts, config.model, tokenizer, room
     critic = dialogue_of(METHODS["lac"], *prompts)
@@ -196,13 +187,10 @@ def main(argv: list[str]) -> None:
         config.model, config.dtype, config.lora, chat=False, mesh=mesh, templates=config.templates, cache_mb=CACHE_MB
     )
     examples = lessons.examples(tokenizer, config.rows == "episodes", base)
-    network, batch = base.model, adapter_training.batches(examples, config.batch, config.seed)
-    optimizer = adapter_training.optimizer(config.learning_rate)
-    loss = functools.partial(sft.sft_loss, network.clone(remat=config.remat))
-    step = jax.jit(adapter_training.make_update(network, loss, optimizer, config.micro_batch), donate_argnums=0)
-
-    def update(state, key):
-        return step(state, batch(int(state.iteration)))
+    network, optimizer = base.model, adapter_training.optimizer(config.learning_rate)
+    update = adapter_training.update_on_examples(
+        network, examples, optimizer, config.batch, config.seed, config.remat, config.micro_batch
+    )
 
     def evaluate(state) -> dict[str, float]:
         model = base.with_variables({"params": state.params, "lora": state.lora})

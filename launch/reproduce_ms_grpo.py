@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +43,7 @@ from nlrl_jax.run.ms_grpo.config import DEMO, AgentConfig
 from nlrl_jax.run.plots import bars, compare, metric_line
 from nlrl_jax.run.report import EpisodePairs, Picture, Table, markdown, model_name, write_report
 from nlrl_jax.run.reports.tidy import Measurement, Measurements
-from nlrl_jax.run.sizing import GIB, bytes_of, compile_update, matmul_rate, work_of
+from nlrl_jax.run.sizing import matmul_rate, planned
 from nlrl_jax.statistics import deviation, estimate, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
@@ -208,11 +207,7 @@ def teach_format(agent: AgentConfig, name: str, run_dir: pathlib.Path, resume: b
     policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt)
     walkers = functools.partial(demonstrate, game, batch=config.batch, skilled_share=0.0, habit=False)
     update = warm_start.update_on_demonstrations(config, policy, reply_template(game, prompt), walkers)
-    greedy = players.evaluator(policy, game, warm_start.CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)
-
-    def replies(variables: Any) -> list[tuple[str, bool]]:
-        return players.replies_of(jax.device_get(greedy(variables)), loaded.tokenizer)
-
+    replies = warm_start.first_replies(policy, game)
     return warm_start.learn_format(run_dir, resume, config, loaded, policy.model, update, replies)
 
 
@@ -265,46 +260,10 @@ def write_matrix(
     ]
 
 
-def show(configs: dict[str, AgentConfig], seeds: int, vectorize: bool, tflops: float = 0.0, target: str = "") -> None:
-    """Prints the plan of several runs under `seeds` seeds each.
-
-    Args:
-      target: of `run.targets`, to compile for one such device; empty: this machine's.
-      tflops: floating-point operations per second of the intended device, in 1e12; 0: measured on this machine's.
-    """
-    rate = tflops * 1e12 or matmul_rate()
-    device = "a device" if tflops else f"this machine's device, {jax.devices()[0].device_kind}, measured"
-    print(f"{device}: {rate / 1e12:.3g} TFLOP/s in a plain matrix product")
-    mesh = make_mesh(devices=targets.devices(target)) if target else None
-    total = 0.0
-    for name, config in configs.items():
-        policy, game = _policy_of(config, name, mesh)
-        work = work_of(policy, config.learning)
-        clock = time.monotonic()
-        memory = bytes_of(compile_update(policy, game, config.learning, seeds if vectorize else 1))
-        hours = work.flop * config.iterations * seeds / rate / 3600
-        total += hours
-        print(
-            f"\n{name}: {config.model}, {policy.model.config.num_params / 1e9:.3g}e9 weights, "
-            f"{config.iterations} iterations, seeds: {seeds} {'at once' if vectorize else 'one after the other'}\n"
-            f"  prompt {len(policy.template.prefix)} shared + {policy.template.max_length} own tokens, "
-            f"reply {config.sampling.max_tokens}, G={config.learning.group_size}, G'={config.learning.group_sample}, "
-            f"groups {config.learning.num_groups}\n"
-            f"  memory on {target or 'this device'} {memory['all'] / GIB:.2f} GiB: arguments "
-            f"{memory['arguments'] / GIB:.2f}, temporaries {memory['temporaries'] / GIB:.2f} (compiled in "
-            f"{time.monotonic() - clock:.0f} s)\n"
-            f"  an iteration, at most: {work.prompt_tokens:,} prompt tokens, {work.reply_tokens:,} written, "
-            f"{work.learned_tokens:,} learned from, {work.flop / 1e12:.4g} TFLOP\n"
-            f"  in total: {hours:.3g} device hours at the rate above"
-        )
-    print(
-        f"\n{total:.3g} device hours in total, at the rate of a plain matrix product. Writing replies is bound by "
-        "memory and slower; episodes that end early and short replies make it faster."
-    )
-
-
-def _policy_of(config: AgentConfig, name: str, mesh: Mesh | None = None) -> tuple[LanguageAgentPolicy, TextGame]:
-    """Policy and game of a config, without the weights; without a model, Qwen2.5-3B with our tokenizer."""
+def policy_without_weights(
+    config: AgentConfig, name: str, mesh: Mesh | None = None
+) -> tuple[LanguageAgentPolicy, TextGame]:
+    """Policy and game of a config; without a model, Qwen2.5-3B with our tokenizer."""
     prompt = players.prompt_for(config.model, config.prompt)
     game = envs.make(name, prompt)
     overrides = {"dtype": config.dtype, "param_dtype": config.dtype} if config.dtype else {}
@@ -322,7 +281,20 @@ def main(argv: list[str]) -> None:
     vectorize = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     if flags.FLAGS.dry_run:
         target = flags.FLAGS.target or ("h100" if targets.available() and jax.default_backend() == "cpu" else "")
-        show(configs, seeds, vectorize, flags.FLAGS.device_tflops, target)
+        tflops, total = flags.FLAGS.device_tflops, 0.0
+        rate = tflops * 1e12 or matmul_rate()
+        device = "a device" if tflops else f"this machine's device, {jax.devices()[0].device_kind}, measured"
+        print(f"{device}: {rate / 1e12:.3g} TFLOP/s in a plain matrix product")
+        mesh, device = make_mesh(devices=targets.devices(target)) if target else None, target or "this device"
+        for name, agent in configs.items():
+            policy, game = policy_without_weights(agent, name, mesh)
+            hours, text = planned(policy, game, agent.learning, agent.iterations, seeds, vectorize, rate, device)
+            total += hours
+            print(f"\n{name}: {agent.model}, {text}")
+        print(
+            f"\n{total:.3g} device hours in total, at the rate of a plain matrix product. Writing replies is bound by "
+            "memory and slower; episodes that end early and short replies make it faster."
+        )
         return
     leave_out("without --dry_run", "device_tflops", "target")
     run_dir, resume = COMMAND.open(config)

@@ -21,32 +21,39 @@ environment steps to train the mask network (`--mask_iterations`), which do not 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from absl import flags
 
 from nlrl_jax import envs
 from nlrl_jax.algorithms.analyst import Findings
 from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
 from nlrl_jax.algorithms.refiners import methods as refiners
+from nlrl_jax.backends.reply_cache import DiskCache
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.wrappers import cached, metered
 from nlrl_jax.config import flat
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
+from nlrl_jax.rollouts import control
 from nlrl_jax.rollouts.control import Trajectories
-from nlrl_jax.run import app, endpoints, limits, local_models, models
+from nlrl_jax.run import app, endpoints, limits, local_models, loop, models, results
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import ultra as report
 from nlrl_jax.run.reports.tidy import rounded
+from nlrl_jax.run.ultra import stages
 from nlrl_jax.run.ultra.base_agents import base_of
 from nlrl_jax.run.ultra.config import RefinementConfig
-from nlrl_jax.run.ultra.dry_run import plan
-from nlrl_jax.run.ultra.stages import SCRIPT, Run, stored_scores
+from nlrl_jax.run.ultra.dry_run import EPISODES, plan
+from nlrl_jax.run.ultra.stages import SCRIPT, Analysis, Arena
 from nlrl_jax.types import ControlGame, LanguageModel
 
 ROBOTS, OWN = ("hopper", "walker2d", "ant"), "your own games"
@@ -119,75 +126,123 @@ def make_game(config: RefinementConfig) -> ControlGame:
     return envs.make_control(config.game, **{name: getattr(config, name) for name in names})
 
 
-def runs_of(config: RefinementConfig, run_dir: pathlib.Path, resume: bool) -> list[Run]:
-    """The run with each of its base agents."""
-    game, base_ppo = make_game(config), PPO.get(config.game, DEFAULT_PPO)
-    return [Run(config, game, base_ppo, run_dir, resume, number) for number in range(config.bases)]
+def check_options(config: RefinementConfig, game: ControlGame, methods: Sequence[str]) -> None:
+    """Refuses options on the command line that have no effect with the others."""
+    limits.check_horizon(game, "episode_steps")
+    for name, needed in OF_METHODS.items():
+        if not set(methods) & set(needed):
+            config_flags.leave_out(f"without {' or '.join(needed)} among --methods", name)
+    local_models.check_templates(config.templates, config.analyst)
 
 
-def reproduce(runs: Sequence[Run]) -> str:
-    """All stages with each base agent in the opened folder of their run; returns the tables and the last line."""
-    run, config, run_dir = runs[0], runs[0].config, runs[0].run_dir
-    analyst = run.analyst()  # a wrong address or model fails before anything is trained
-    base, trajectories, findings, refined = refine(run, analyst)  # the page shows the films and cases of this agent
-    for next_run in runs[1:]:
-        refine(next_run, analyst)
-    scores, continuous = stored_scores(runs), run.agent.continuous
-    bases = [report.Base(each.folder, each.seeds, *each.before_learning()) for each in runs]
-    everything = report.Refined(scores, bases, run.steps_per_update, continuous, run.game.roles is not None)
+def load_analyst(
+    name: str, game: ControlGame, endpoint: endpoints.Endpoint, templates: TemplateOptions, run_dir: pathlib.Path
+) -> LanguageModel | None:
+    """The analyst's language model, its replies cached on disk and its calls counted; None where the game has no
+    prompts for one. Errors: see `models.large_model`."""
+    if game.roles is None:
+        return None
+    usage = Usage(run_dir)
+    model = models.large_model(name, game.scripts, run_dir, usage, endpoint, templates=templates)
+    if name not in ("scripted", "endpoint"):  # rules cost nothing, and an endpoint has its own cache
+        model = cached(model, DiskCache(run_dir / "cache"))
+    return metered(model, usage)
+
+
+def show(about: str, scores: Mapping[str, np.ndarray], continuous: bool) -> None:
+    """Prints mean scores."""
+    names = report.headings(continuous)
+    means = (f"{title} {rounded(scores[kind].mean())}" for kind, title in names.items())
+    print(f"{about} {', '.join(means)}", flush=True)
+
+
+def write(
+    run_dir: pathlib.Path,
+    config: dict[str, Any],
+    arena: Arena,
+    seeds: Mapping[pathlib.Path, Sequence[int]],
+    agents: tuple[PPOState, dict[str, PPOState]],
+    trajectories: Trajectories,
+    findings: Findings,
+) -> str:
+    """The tables and the page of all base agents; returns the tables and the last line.
+
+    Args:
+      config: flat.
+      arena: of the first base agent, whose films and cases the page shows.
+      seeds: folder of a base agent -> the seeds of its refinement.
+      agents: the first base agent, and {method: its seeds' agents}.
+      trajectories: its episodes. findings: the analyst's, about them.
+    """
+    scores, continuous = stages.stored_scores(list(seeds)), arena.agent.continuous
+    guided = {folder: results.read(folder / "guided") for folder in seeds}
+    bases = [report.Base(x, seeds[x], stored["before"], stored["after"]) for x, stored in guided.items()]
+    everything = report.Refined(scores, bases, arena.steps_per_update, continuous, arena.game.roles is not None)
     text = "\n".join([f"{everything.header}\n", *map(markdown, everything.tables())])
     write_atomically(run_dir / "tables.md", text)
+    base, refined = agents
     main = report.main_score(continuous)
     best = max(refined, key=lambda name: scores[name][main][0].mean())
     after = jax.tree.map(lambda leaf: leaf[scores[best][main][0].argmax()], refined[best])
-    agents = (("before", base), (f"after {best}", after))
-    films = {label: run.record(agent, run.key(5), 1, continuous) for label, agent in agents}
-    page = report.write(run_dir, run.game, flat(config), everything, trajectories, findings, films)
+    filmed = {"before": base, f"after {best}": after}
+    films = {label: arena.record(agent, 5, 1, continuous) for label, agent in filmed.items()}
+    page = report.write(run_dir, arena.game, config, everything, trajectories, findings, films)
     return f"\n{text}\nreport: {page}\n{everything.last_line()}"
-
-
-def refine(run: Run, analyst: LanguageModel | None) -> tuple[PPOState, Trajectories, Findings, dict[str, PPOState]]:
-    """All stages with one base agent: (the agent, its episodes, the findings in them, {method: its seeds' agents})."""
-
-    def text(scores: dict[str, Any]) -> str:
-        names = report.headings(run.agent.continuous)
-        return ", ".join(f"{name} {rounded(scores[kind].mean())}" for kind, name in names.items())
-
-    base = run.base()
-    start = run.start(base)
-    print(f"base agent {run.number}: {run.game.score}, {text(start)}", flush=True)
-    trajectories = run.record(base, run.key(2), run.config.episodes)
-    shared, findings = run.shared(base, trajectories, analyst)
-    guided = run.guided(base, shared, start)
-    if run.game.roles:
-        print(f"guided before learning: {text(guided)}", flush=True)
-    refined = {}
-    for name in run.methods:
-        refined[name] = run.refine(name, shared, base, start)
-        print(f"{name}: {text(run.scored(name))}", flush=True)
-    return base, trajectories, findings, refined
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = parse_config()
-    run_dir, resume = pathlib.Path(os.path.expanduser(flags.FLAGS.run_dir)).absolute(), flags.FLAGS.resume
-    run, *more_runs = runs = runs_of(config, run_dir, resume)
-    limits.check_horizon(run.game, "episode_steps")
-    for name, methods in OF_METHODS.items():
-        if not set(run.methods) & set(methods):
-            config_flags.leave_out(f"without {' or '.join(methods)} among --methods", name)
+    game, base_ppo = make_game(config), PPO.get(config.game, DEFAULT_PPO)
+    methods = refiners.known(config.methods, game)
+    check_options(config, game, methods)
+    arenas = [Arena(game, base_ppo, config.seed + number, config.episode_steps) for number in range(config.bases)]
     if flags.FLAGS.dry_run:
-        print(plan(run))
+        arena = arenas[0]
+        short = control.episodes_of(arena.record(arena.fresh_agent(), 2, EPISODES)) if game.roles else []
+        print(plan(config, game, methods, arena.steps_per_update, short))
         return
-    local_models.check_templates(config.templates, config.analyst)
-    if config.base and not resume:  # a resumed run has its copies
-        for each in (run, *more_runs):
-            base_of(config.base, config.game, each.number, config.contact_forces)
-    if config.analyst == "endpoint" and not resume:
+    source_of = functools.partial(base_of, config.base, config.game, contact_forces=config.contact_forces)
+    if config.base and not flags.FLAGS.resume:  # a resumed run has its copies
+        for number in range(config.bases):
+            source_of(number)
+    if config.analyst == "endpoint" and not flags.FLAGS.resume:
         models.check_large_model(config.analyst, config.endpoint, 0)
-    COMMAND.open(config)
-    print(reproduce(runs))
+    run_dir, resume = COMMAND.open(config)
+
+    # A wrong address or model fails before anything is trained.
+    analyst = load_analyst(config.analyst, game, config.endpoint, config.templates, run_dir)
+    refining, every = config.refining, config.checkpoint_every
+    seeds, first = {}, None
+    for number, arena in enumerate(arenas):
+        folder = run_dir / f"base_{number}" if config.bases > 1 else run_dir
+        seeds[folder] = [config.seed + number * config.seeds + n for n in range(config.seeds)]
+        continuous = arena.agent.continuous
+        # 1. The base agent.
+        if config.base:
+            base = stages.copy_base(folder / "base", arena.fresh_agent(), functools.partial(source_of, number), resume)
+        else:
+            base = stages.train_base(folder / "base", arena, config.base_iterations, every, resume)
+        start = stages.base_scores(folder / "guided", arena, base, refining.eval_episodes)
+        show(f"base agent {number}: {game.score},", start, continuous)
+        # 2. What the analyst and the mask network find in its episodes.
+        trajectories = arena.record(base, 2, config.episodes)
+        analysis = Analysis(folder, game.roles, analyst, arena.seed)
+        shared, findings = stages.share(analysis, arena, base, trajectories, methods, refining, resume)
+        guided = stages.guided_scores(folder / "guided", arena, base, shared, start, refining.eval_episodes)
+        if game.roles:
+            show("guided before learning:", guided, continuous)
+        # 3. Every method refines it.
+        schedule = loop.Schedule(seeds[folder], refining.iterations, every, stages.COLUMNS, resume, rate="")
+        refined = {}
+        for name in methods:
+            states = stages.starts(name, shared, base, arena.seed, config.seeds)
+            update = refiners.update(name, shared)
+            refined[name] = stages.refine(folder / name, arena, update, states, start, schedule, refining)
+            show(f"{name}:", stages.scores_after(folder / name), continuous)
+        # The others' episodes need not stay in memory.
+        first = first or ((base, refined), trajectories, findings)
+    print(write(run_dir, flat(config), arenas[0], seeds, *first))
 
 
 if __name__ == "__main__":

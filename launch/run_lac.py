@@ -32,9 +32,8 @@ The last line reads `success: lac 0.442, react 0.175, ... (nano_babyai)`, or has
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -45,12 +44,13 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.backends.wrappers import metered
 from nlrl_jax.config import DTYPES, check, flat, option, part, replace
 from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.roles import dialogues
+from nlrl_jax.roles.dialogues import UNKNOWN, VERDICT, Dialogue
 from nlrl_jax.run import app, endpoints, limits, local_models, models, players, results
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
@@ -60,10 +60,11 @@ from nlrl_jax.run.host_games.tasks import RESERVED, Task, distinct, kinds_of, sh
 from nlrl_jax.run.host_games.threads import jobs_for, rows_at_once
 from nlrl_jax.run.lac.dials import Dials, lac_of, settled
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
+from nlrl_jax.run.lac.models import check_model, check_prompts, dialogues_of, needed_scores
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables
-from nlrl_jax.types import HostGame, LanguageModelError
-from nlrl_jax.weights.load import load_config, load_tokenizer
+from nlrl_jax.types import HostGame, LanguageModel, LanguageModelError
+from nlrl_jax.weights.load import load_tokenizer
 
 SCRIPT = "run_lac"
 LAC_ALONE = ("alpha", "floor", "words", "branch", "resample")  # options no other planner reads
@@ -170,123 +171,52 @@ def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
     return settled(replace(config, model=config.model or "expert", methods=chosen))
 
 
-def check_model(config: LACRunConfig, game: HostGame, tasks: list[Task], ask: bool) -> None:
-    """Refuses a model that cannot be used, and methods that the game does not allow, before anything is loaded or paid
-    for.
+def play(
+    setting: Setting,
+    dialogues: Mapping[str, Dialogue],
+    tasks: Sequence[Task],
+    policy: LanguageModel | None,
+    acting: Mapping[str, Dialogue],
+) -> dict[str, dict[str, Any]]:
+    """All methods, those that are finished from disk. Returns {method: result}; see `episodes.run_method`.
 
     Args:
-      ask: see `models.check_large_model`.
-
-    Raises:
-      FileNotFoundError, ValueError: there is no such model, its words or its context do not fit.
-      LanguageModelError: an endpoint does not answer.
+      dialogues: of each method.
+      policy: a model that writes the actions, in the prompts of `acting`; None is the setting's.
     """
-    if "lats" in methods.parse(config.methods):
-        lats.check_game(game)
-    local_models.check_templates(config.templates, config.model, config.endpoint.endpoint_tokenizer)
-    if config.model == "expert":
-        return
-    needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
-    if config.model == "endpoint":
-        models.check_large_model("endpoint", config.endpoint, config.lac.planning.line(0), ask=ask)
-        name = config.endpoint.endpoint_tokenizer
-        tokenizer = load_tokenizer(name) if name else None
-    else:
-        tokenizer, room = load_tokenizer(config.model), load_config(config.model).max_positions
-        if config.lac.planning.reserve(room) >= room:
-            raise ValueError(
-                f"--line_tokens is {config.lac.planning.line_tokens}, but {config.model} has {room} positions in all; "
-                f"lower it, at least below {room // 3}"
-            )
-    if needs_words and tokenizer is not None:
-        prompts.check_words(tokenizer, config.lac.pair())
-    readers = {config.model: tokenizer} | ({config.policy: load_tokenizer(config.policy)} if config.policy else {})
-    for model, tokenizer in readers.items():
-        if warning := players.check_reader(model, config.game, envs.READ_BY.get(config.game, ""), True):
-            print(f"warning: {warning}", flush=True)
-        limit = config.prompts.context_tokens
-        room = limit if model == "endpoint" else prompts.context_within(model, limit)
-        if room and model != envs.READ_BY.get(config.game):
-            starts, reserve = game.reset(tasks[: config.parallel]), config.lac.planning.reserve(room)
-            for name in methods.parse(config.methods):
-                dialogue = prompts.dialogue_of(METHODS[name], game, config.prompts, model, tokenizer, room)
-                chosen = limit if model == "endpoint" or room < prompts.context_within(model, 0) else 0
-                prompts.check_room(dialogue, starts, reserve, (model, config.game), chosen)
 
-
-def run(
-    config: LACRunConfig, game: HostGame, tasks: list[Task], run_dir: pathlib.Path, usage: Usage
-) -> dict[str, dict[str, Any]]:
-    """All methods, those that are finished from disk. Returns {method: result}; see `episodes.run_method`."""
-    names = methods.parse(config.methods)
-    policy = None
-    if config.model == "expert":
-        model = Expert(game, Rates.parse(config.expert))
-    else:
-        rows = rows_at_once(config.model)
-        local = {"dtype": config.dtype, "cache_mb": config.cache_mb, "rows": rows, "templates": config.templates}
-        local["chat"] = False
-        needed = needed_scores(config, names)
-        model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, needed, **local)
-        policy = local_models.local_model(config.policy, **local) if config.policy else None
-    room = prompts.context_of(model, config.prompts.context_tokens)
-    setting = setting_of(config, metered(model, usage), usage, game, run_dir)
-
-    def one(name: str) -> dict[str, Any]:
-        clock, method = time.perf_counter(), METHODS[name]
-        dialogue = prompts.dialogue_of(method, game, config.prompts, config.model, model.facts.tokenizer, room)
-        played = setting
+    def run(name: str) -> dict[str, Any]:
+        clock, method, model = time.perf_counter(), METHODS[name], setting.model
         if policy:
-            context = prompts.context_of(policy, config.prompts.context_tokens)
-            acting = prompts.dialogue_of(method, game, config.prompts, config.policy, policy.tokenizer, context)
-            apart = prompts.acts_apart(setting.model, metered(policy, usage), acting)
-            played = dataclasses.replace(setting, model=apart)
-        result = run_method(played, name, method, dialogue, tasks)
+            model = prompts.acts_apart(model, policy, acting[name])
+        own = dataclasses.replace(setting, model=model)
+        result = run_method(own, name, method, dialogues[name], tasks)
         print(f"{method.title}: {tables.line_of(result)} ({time.perf_counter() - clock:.0f} s)", flush=True)
         return result
 
     try:
-        return finished_methods(run_dir, names, one)
+        return finished_methods(setting.run_dir, list(dialogues), run)
     except LanguageModelError as error:
         raise ValueError(f"{error}\nfinished work is kept; --resume continues") from error
 
 
-def needed_scores(config: LACRunConfig, names: Sequence[str]) -> models.Scores:
-    """The log-probabilities that the methods `names` need of the model."""
-    words = config.lac.critic != "direct" and any(METHODS[name].scores for name in names)
-    listed = config.lac.planning.origin == "list" and not config.policy
-    texts = "rap" in names or listed or words and " " in "".join(config.lac.pair())
-    instead = "--methods lac,react,icpi,rafa with --origin sample"
-    return models.Scores(words, texts, f"choose {'' if texts else '--critic direct and '}{instead}")
-
-
-def setting_of(config: LACRunConfig, model, usage: Usage, game: HostGame, run_dir: pathlib.Path | None) -> Setting:
-    """What all methods of the run share."""
-    jobs = jobs_for(config.jobs, config.model)
-    return Setting(model, usage, game, lac_of(config), config.lats, config.parallel, jobs, config.seed, run_dir)
-
-
-def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
+def dry_run(setting: Setting, dialogues: Mapping[str, Dialogue], tasks: Sequence[Task], budget: int) -> str:
     """Calls and tokens of each method, counted on one task of each mission that a random policy plays."""
-    sample = list({task[0]: task for task in reversed(tasks)}.values())
+    sample, actions = list({task[0]: task for task in reversed(tasks)}.values()), setting.game.actions
     scripts = {
-        imagine.POLICY: lambda context, rng: f" {rng.choice(game.actions)}" if game.actions else " look around",
+        imagine.POLICY: lambda context, rng: f" {rng.choice(actions)}" if actions else " look around",
         imagine.WORLD: lambda context, rng: context["history"].observation,
-        imagine.NOTE: lambda context, rng: f"{dialogues.VERDICT} {dialogues.UNKNOWN}.",
+        imagine.NOTE: lambda context, rng: f"{VERDICT} {UNKNOWN}.",
         imagine.CRITIC: lambda context, rng: "1/2",
     }
-    plan = CallPlan(scripts, can_score=config.lac.critic != "direct")
-    for name in methods.parse(config.methods):
+    plan = CallPlan(scripts, can_score=setting.config.critic != "direct")
+    for name, dialogue in dialogues.items():
         model = plan.model(len(tasks) / len(sample), name)
-        dialogue = prompts.dialogue_of(
-            METHODS[name], game, config.prompts, config.model, None, config.prompts.context_tokens
-        )
-        run_method(setting_of(config, model, Usage(), game, None), name, METHODS[name], dialogue, sample)
-    budget = config.endpoint.token_budget if config.model == "endpoint" else 0
+        run_method(dataclasses.replace(setting, model=model), name, METHODS[name], dialogue, sample)
     each = -(-len(tasks) // len(sample))  # tasks of a mission
     return (
-        f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are "
-        f"counted at their maximum of {config.lac.planning.line(0)} tokens, and prompts as if none were cached.\n"
+        "nothing is sent. A random policy played one task of each kind to its horizon. Lines are counted at their "
+        f"maximum of {setting.config.planning.line(0)} tokens, and prompts as if none were cached.\n"
         f"{plan.table(budget, 'tasks', each)}"
     )
 
@@ -300,53 +230,107 @@ COMMAND = app.Command(
 )
 
 
+def check_options(config: LACRunConfig, game: HostGame, names: Sequence[str]) -> None:
+    """Refuses options on the command line that do nothing beside the others. ValueError: names the first."""
+    endpoints.check_endpoint_is_used(config.model)
+    if not set(lac.METHODS) & set(names):
+        leave_out("without lac or a variant of it among --methods", *LAC_ALONE)
+    if not {"lats", "lats_imagined"} & set(names):
+        leave_out("without lats among --methods", "lats_iterations", "lats_depth", "lats_weight")
+    limits.check_horizon(game, "lats_depth")
+    if config.model in ("expert", "endpoint"):
+        leave_out(f"with --model {config.model}", "cache_mb", "dtype")
+    if config.model != "expert":
+        leave_out(f"with --model {config.model}", "expert")
+
+
+def write(
+    setting: Setting,
+    finished: dict[str, dict[str, Any]],
+    model: str,
+    config: dict[str, Any],
+    about: str,
+    notes: list[str],
+) -> None:
+    """Leaves results.json and the page, and prints where it is and the last line.
+
+    Args:
+      config: flat. about, notes: sentences about the model, and about the tasks.
+    """
+    run_dir, game = setting.run_dir, setting.game
+    scores = {name: tables.summarize(result) for name, result in finished.items()}
+    score = game.score or ("" if game.has_success else "return")
+    metrics = (*(["success"] if game.has_success else []), "steps", *(["reward"] if score else []))
+    after = {f"{name}/{metric}": summary[metric] for name, summary in scores.items() for metric in metrics}
+    more = {"model": model, "scores": scores, **({"about": about} if about else {})}
+    results.write(run_dir, script=SCRIPT, before={}, after=after, seeds=[setting.seed], **more)
+    page = report.write(run_dir, model, config, finished, setting.usage, notes, game.legend, about)
+    text = ", ".join(f"{name} {summary['reward' if score else 'success']:.3f}" for name, summary in scores.items())
+    print(f"report: {page}\n{score or 'success'}: {text} ({model})")
+
+
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
     game, tasks = make_game(config)
     config = complete(config, game)
-    endpoints.check_endpoint_is_used(config.model)
-    if not set(lac.METHODS) & set(methods.parse(config.methods)):
-        leave_out("without lac or a variant of it among --methods", *LAC_ALONE)
-    if not {"lats", "lats_imagined"} & set(methods.parse(config.methods)):
-        leave_out("without lats among --methods", "lats_iterations", "lats_depth", "lats_weight")
-    limits.check_horizon(game, "lats_depth")
-    if config.model in ("expert", "endpoint"):
-        leave_out(f"with --model {config.model}", "cache_mb", "dtype")
+    names, planning = methods.parse(config.methods), config.lac.planning
+    check_options(config, game, names)
     about = Rates.parse(config.expert).describe(game.name) if config.model == "expert" else ""
-    if about:
-        print(about, flush=True)
-    else:
-        leave_out(f"with --model {config.model}", "expert")
+    print(f"{about}\n" if about else "", end="", flush=True)
     fewer = shortage(config.tasks, kinds_of(game, config.missions), tasks)
-    first = limits.first_tasks(game, tasks) if config.max_steps else []
-    notes = [fewer] * bool(fewer) + limits.too_short("the run", game, first, "max_steps", config.max_steps)
+    states = limits.first_tasks(game, tasks) if config.max_steps else []
+    notes = [fewer] * bool(fewer) + limits.too_short("the run", game, states, "max_steps", config.max_steps)
     print("".join(f"{note}\n" for note in notes), end="", flush=True)
+    jobs = jobs_for(config.jobs, config.model)
+    setting = Setting(ScriptedModel({}), Usage(), game, lac_of(config), config.lats, config.parallel, jobs, config.seed)
     if flags.FLAGS.dry_run:
-        print(dry_run(config, game, tasks))
+        dialogues = dialogues_of(names, game, config.prompts, config.model, None, config.prompts.context_tokens)
+        budget = config.endpoint.token_budget if config.model == "endpoint" else 0
+        print(f"{config.model}: {dry_run(setting, dialogues, tasks, budget)}")
         return
-    check_model(config, game, tasks, ask=not flags.FLAGS.resume)
+
+    # 1. What cannot work is refused before anything is loaded or paid for.
+    if "lats" in names:
+        lats.check_game(game)
+    local_models.check_templates(config.templates, config.model, config.endpoint.endpoint_tokenizer)
+    scores = needed_scores(names, config.lac, bool(config.policy))
+    if config.model != "expert":
+        tokenizer = check_model(config.model, config.endpoint, planning, ask=not flags.FLAGS.resume)
+        if scores.words and tokenizer is not None:
+            prompts.check_words(tokenizer, config.lac.pair())
+        readers = {config.model: tokenizer} | ({config.policy: load_tokenizer(config.policy)} if config.policy else {})
+        reader = envs.READ_BY.get(config.game, "")
+        for name, tokenizer in readers.items():
+            if warning := players.check_reader(name, config.game, reader, True):
+                print(f"warning: {warning}", flush=True)
+            first = [] if name == reader else tasks[: config.parallel]
+            check_prompts(name, tokenizer, names, game, first, config.prompts, planning)
+
+    # 2. The models, and their prompts.
     run_dir, _ = COMMAND.open(config)
-    usage = Usage(run_dir)
-    finished = run(config, game, tasks, run_dir, usage)
-    model = config.endpoint.endpoint_model if config.model == "endpoint" else config.model
-    model += f", actions by {config.policy}" if config.policy else ""
-    scores = {name: tables.summarize(result) for name, result in finished.items()}
-    score = game.score or ("" if game.has_success else "return")
-    metrics = (*(["success"] if game.has_success else []), "steps", *(["reward"] if score else []))
-    results.write(
-        run_dir,
-        script=SCRIPT,
-        before={},
-        after={f"{name}/{metric}": summary[metric] for name, summary in scores.items() for metric in metrics},
-        seeds=[config.seed],
-        model=model,
-        scores=scores,
-        **({"about": about} if about else {}),
-    )
-    page = report.write(run_dir, model, flat(config), finished, usage, notes, game.legend, about)
-    text = ", ".join(f"{name} {summary['reward' if score else 'success']:.3f}" for name, summary in scores.items())
-    print(f"report: {page}\n{score or 'success'}: {text} ({model})")
+    usage, policy, acting = Usage(run_dir), None, {}
+    limit = config.prompts.context_tokens
+    if config.model == "expert":
+        model = Expert(game, Rates.parse(config.expert))
+    else:
+        local = {"dtype": config.dtype, "cache_mb": config.cache_mb, "templates": config.templates}
+        local |= {"rows": rows_at_once(config.model), "chat": False}
+        model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, scores, **local)
+    if config.policy:
+        policy = local_models.local_model(config.policy, **local)
+        room = prompts.context_of(policy, limit)
+        acting = dialogues_of(names, game, config.prompts, config.policy, policy.tokenizer, room)
+        policy = metered(policy, usage)
+    room = prompts.context_of(model, limit)
+    dialogues = dialogues_of(names, game, config.prompts, config.model, model.facts.tokenizer, room)
+
+    # 3. The episodes, and the page.
+    setting = dataclasses.replace(setting, model=metered(model, usage), usage=usage, run_dir=run_dir)
+    finished = play(setting, dialogues, tasks, policy, acting)
+    name = config.endpoint.endpoint_model if config.model == "endpoint" else config.model
+    name += f", actions by {config.policy}" if config.policy else ""
+    write(setting, finished, name, flat(config), about, notes)
 
 
 if __name__ == "__main__":

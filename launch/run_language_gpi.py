@@ -25,11 +25,13 @@ The last line reads `mean return (double_t): <policy alone> -> <GPI K=8 N=3>; (m
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -201,15 +203,21 @@ def _turn(board: str, decisions: gpi.GPIDecisions, k: int, reward: float) -> dic
     }
 
 
-def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage) -> Results:
+def run(
+    jobs: Sequence[tuple[str, GPIMethod]],
+    play_row: Callable[[str, GPIMethod], dict[str, Any]],
+    run_dir: pathlib.Path,
+    resume: bool,
+    usage: Usage,
+) -> Results:
     """Plays every row in an opened run folder. Returns {maze: {row: result}}, from disk where a row was finished.
+
+    Args:
+      jobs: mazes with rows, each of which `play_row` plays. usage: of its model.
 
     Raises:
       ValueError: the endpoint failed or the budget is spent; finished rows are kept.
     """
-    name, server = config.model_name, config.server
-    model = metered(models.large_model(name, SCRIPTS, run_dir, usage, server, templates=config.templates), usage)
-    jobs = config.jobs()
 
     def path(maze: str, row: GPIMethod) -> pathlib.Path:
         return run_dir / "rows" / f"{maze}_{row.name}.json"
@@ -222,7 +230,7 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
             if n >= done:
                 usage.section, clock = f"{maze}_{row.name}/", time.perf_counter()
                 try:
-                    result = play(config, maze, row, model)
+                    result = play_row(maze, row)
                 except LanguageModelError as error:
                     raise ValueError(f"{error}\n{n} of {len(jobs)} rows are finished; --resume continues") from error
                 summary, seconds = summarize(result), time.perf_counter() - clock
@@ -293,8 +301,10 @@ def main(argv: list[str]) -> None:
     ask = not flags.FLAGS.resume
     models.check_large_model(config.model_name, config.server, config.sampling.max_tokens, ask=ask)
     run_dir, resume = COMMAND.open(config)
-    usage = Usage(run_dir)
-    finished = run(config, run_dir, resume, usage)
+    usage, name = Usage(run_dir), config.model_name
+    model = models.large_model(name, SCRIPTS, run_dir, usage, config.server, templates=config.templates)
+    play_row = functools.partial(play, config, model=metered(model, usage))
+    finished = run(config.jobs(), play_row, run_dir, resume, usage)
     line = write_results(config, run_dir, finished)
     model = config.backend if config.backend == "scripted" else f"{config.backend}, {config.model}"
     report = gpi_report.write(run_dir, model, flat(config), finished, usage)

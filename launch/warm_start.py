@@ -23,8 +23,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from nlrl_jax import envs
 from nlrl_jax.algorithms import offline, sft
 from nlrl_jax.algorithms.planners.methods import METHODS
@@ -35,7 +33,7 @@ from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.roles.lines import pairs
 from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
-from nlrl_jax.run import app, players, warm_start
+from nlrl_jax.run import adapter_training, app, players, warm_start
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of, write_form
 from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
@@ -103,12 +101,7 @@ def on_the_device(config: WarmStartConfig, game: TextGame, prompt: str, loaded: 
         return demonstrate(game, key, config.batch, config.skilled_share, config.habit)
 
     update = warm_start.update_on_demonstrations(config, policy, reply_template(game, prompt), walkers)
-    greedy = players.evaluator(policy, game, CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)
-
-    def replies(variables: Any) -> list[tuple[str, bool]]:
-        return players.replies_of(jax.device_get(greedy(variables)), loaded.tokenizer)
-
-    return loaded, policy.model, update, replies
+    return loaded, policy.model, update, warm_start.first_replies(policy, game)
 
 
 def on_the_host(
@@ -121,7 +114,8 @@ def on_the_host(
     dialogue = dialogue_of(METHODS["react"], game, prompts, config.model, tokenizer, room)
     lines = [line for history in episodes for line in offline.actions(history)]
     examples = sft.tokenize(tokenizer, pairs(dialogue, lines, joined=True))
-    update = warm_start.update_on_examples(config, network, examples)
+    learning = config.optimizer(), config.batch, config.seed, config.remat, config.micro_batch
+    update = adapter_training.update_on_examples(network, examples, *learning)
 
     def replies(variables: Any) -> list[tuple[str, bool]]:
         writer = LocalModel(network, variables, tokenizer, rows_at_once(config.model))

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nlrl_jax.algorithms.sft import Example, SFTBatch, SFTConfig, make_batches, make_sft_step
+from nlrl_jax.algorithms.sft import Example, SFTBatch, SFTConfig, make_batches, make_sft_step, sft_loss
 from nlrl_jax.config import check_seed
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.transformer import Transformer
@@ -69,6 +69,27 @@ def make_update(
             model, optimizer, "lora", variables["lora"], opt_state, counters
         )
         return state.replace(lora=lora, opt_state=opt_state, iteration=iteration), metrics
+
+    return update
+
+
+def update_on_examples(
+    network: Transformer,
+    examples: Sequence[Example],
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    seed: int,
+    remat: bool,
+    micro_batch: int,
+) -> Callable[[AdapterState, jax.Array], tuple[AdapterState, dict[str, jax.Array]]]:
+    """A compiled update that learns the next batch of passes over examples."""
+    batch = batches(examples, batch_size, seed)
+    loss = functools.partial(sft_loss, network.clone(remat=remat))
+    step = jax.jit(make_update(network, loss, optimizer, micro_batch), donate_argnums=0)
+
+    def update(state, key):
+        del key  # the batches are drawn with the seed
+        return step(state, batch(int(state.iteration)))
 
     return update
 

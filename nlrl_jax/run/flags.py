@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import textwrap
@@ -37,7 +38,7 @@ def define(config: type | Any, presets: Presets | None = None, flag: str = "pres
         if entry.kind == "bool":
             new = flags.BooleanFlag(entry.name, None, text)
         else:
-            parser = _AutoParser(_PARSERS[entry.kind]) if entry.auto else _PARSERS[entry.kind]
+            parser = _AutoParser(entry.kind) if entry.auto else _PARSERS[entry.kind]
             new = (_JoinedFlag if entry.joined else flags.Flag)(parser, None, entry.name, None, text)
         title = "Options" if entry.group is whole else _title(entry.group)
         flags.DEFINE_flag(new, module_name=title)
@@ -61,23 +62,19 @@ class _WholeNumberParser(flags.IntegerParser):
     """Also reads whole numbers as Python writes floats: 1e3, 2.0."""
 
     def convert(self, argument):
-        try:
+        with contextlib.suppress(ValueError):
             return super().convert(argument)
-        except ValueError:
-            try:
-                whole = float(argument).is_integer()
-            except ValueError:
-                whole = False
-            if not whole:
-                raise ValueError(_no_number(argument, "a whole number")) from None
-            return int(float(argument))
+        with contextlib.suppress(ValueError):
+            if float(argument).is_integer():
+                return int(float(argument))
+        raise ValueError(_no_number(argument, "a whole number"))
 
 
 class _AutoParser(flags.ArgumentParser):
     """A number or "auto", which -1 also means: so earlier versions called it."""
 
-    def __init__(self, number: flags.ArgumentParser):
-        self.number = _WholeNumberParser() if type(number) is flags.IntegerParser else _NumberParser()
+    def __init__(self, kind: str):
+        self.number = _WholeNumberParser() if kind == "int" else _NumberParser()
 
     def parse(self, argument):
         if argument in ("auto", "-1", "-1.0"):

@@ -20,6 +20,7 @@ from nlrl_jax.lm.sharding import memory_of
 from nlrl_jax.lm.transformer import init_params
 from nlrl_jax.run import targets
 from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.types import TextGame
 from nlrl_jax.updates import over_seeds
 
 GIB = 2**30
@@ -128,6 +129,39 @@ def work_of(policy: LanguageAgentPolicy, learning: MSGRPOConfig) -> UpdateWork:
     learned = sampled * learning.max_turns * (prompt + reply) * learning.updates_per_batch
     passes = prompts + replies + learned * (3 + (learning.beta > 0))
     return UpdateWork(prompts, replies, learned, 2.0 * policy.model.config.num_params * passes)
+
+
+def planned(
+    policy: LanguageAgentPolicy,
+    game: TextGame,
+    learning: MSGRPOConfig,
+    iterations: int,
+    seeds: int,
+    vectorize: bool,
+    rate: float,
+    device: str,
+) -> tuple[float, str]:
+    """The device hours of a run, and a paragraph on its memory and work.
+
+    Args:
+      vectorize: the seeds learn at once. rate: floating-point operations per second. device: what computes, in words.
+    """
+    clock = time.monotonic()
+    memory = bytes_of(compile_update(policy, game, learning, seeds if vectorize else 1))
+    work, seconds = work_of(policy, learning), time.monotonic() - clock
+    hours = work.flop * iterations * seeds / rate / 3600
+    return hours, (
+        f"{policy.model.config.num_params / 1e9:.3g}e9 weights, {iterations} iterations, seeds: {seeds} "
+        f"{'at once' if vectorize else 'one after the other'}\n"
+        f"  prompt {len(policy.template.prefix)} shared + {policy.template.max_length} own tokens, "
+        f"reply {policy.sampling.max_tokens}, G={learning.group_size}, G'={learning.group_sample}, "
+        f"groups {learning.num_groups}\n"
+        f"  memory on {device} {memory['all'] / GIB:.2f} GiB: arguments {memory['arguments'] / GIB:.2f}, "
+        f"temporaries {memory['temporaries'] / GIB:.2f} (compiled in {seconds:.0f} s)\n"
+        f"  an iteration, at most: {work.prompt_tokens:,} prompt tokens, {work.reply_tokens:,} written, "
+        f"{work.learned_tokens:,} learned from, {work.flop / 1e12:.4g} TFLOP\n"
+        f"  in total: {hours:.3g} device hours at the rate above"
+    )
 
 
 def matmul_rate(size: int = 2048) -> float:

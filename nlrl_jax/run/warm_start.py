@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
-from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.demonstrations import Demonstrate, demonstration_loss, demonstrations
-from nlrl_jax.algorithms.sft_examples import Example
 from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.files import write_json
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.run import adapter_training, loop, processes
+from nlrl_jax.run import adapter_training, loop, players, processes
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.template import Template
+from nlrl_jax.types import TextGame
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import LoadedModel
 
@@ -67,18 +65,10 @@ def update_on_demonstrations(
     return jax.jit(update, donate_argnums=0)
 
 
-def update_on_examples(config: FormatConfig, network: Transformer, examples: Sequence[Example]) -> Update:
-    """Each step learns the next batch of passes over examples."""
-    batch = adapter_training.batches(examples, config.batch, config.seed)
-    loss = functools.partial(sft.sft_loss, network.clone(remat=config.remat))
-    step = adapter_training.make_update(network, loss, config.optimizer(), config.micro_batch)
-    step = jax.jit(step, donate_argnums=0)
-
-    def update(state, key):
-        del key  # the batches are drawn with the seed
-        return step(state, batch(int(state.iteration)))
-
-    return update
+def first_replies(policy: LanguageAgentPolicy, game: TextGame) -> Callable[[Any], list[tuple[str, bool]]]:
+    """A function, variables -> greedy first replies in a text game, each with whether it holds valid actions only."""
+    greedy = players.evaluator(policy, game, CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)
+    return lambda variables: players.replies_of(jax.device_get(greedy(variables)), policy.tokenizer)
 
 
 def is_finished(run_dir: pathlib.Path) -> bool:

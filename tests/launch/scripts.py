@@ -10,7 +10,11 @@ import jax
 import pytest
 from absl import flags
 
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run import app, directory
+from nlrl_jax.weights import huggingface
+from nlrl_jax.weights.load import load_tokenizer
 
 # Programs run a few times only here: compiling them in half the time is worth more than their speed.
 QUICK_TO_COMPILE = functools.partial(
@@ -45,6 +49,14 @@ def run(name, *args):
             mock.patch.object(app.malloc, "keep"),  # for the whole process, and for good
         ):
             app.run(module.main, takes_names=name == "compare")
+
+
+def tiny_model(folder, positions=256):
+    """A folder with a random model that has the tokenizer of the built-in one, and its config."""
+    tokenizer = load_tokenizer("nano_babyai")
+    network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, positions))
+    huggingface.save(folder, network.config, init_params(network, jax.random.key(0)), tokenizer)
+    return folder, network.config
 
 
 def refusal(name, *args):

@@ -2,17 +2,13 @@
 
 import json
 
-import jax
 import pytest
 
-from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run import directory, results
+from nlrl_jax.run import results
 from nlrl_jax.run.host_games.prompts import FORM, PromptConfig
 from nlrl_jax.run.metrics import read_rows
-from nlrl_jax.weights import huggingface
-from nlrl_jax.weights.load import load_model, load_tokenizer
-from tests.launch.scripts import refusal, run
+from nlrl_jax.weights.load import load_model
+from tests.launch.scripts import refusal, run, tiny_model
 
 SCRIPT = "finetune_lac"
 GOOD, BAD = "It helps. This step is GOOD.", "It does not. This step is BAD."
@@ -20,12 +16,7 @@ GOOD, BAD = "It helps. This step is GOOD.", "It does not. This step is BAD."
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A folder with a random model that has the tokenizer of the built-in one."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = load_tokenizer("nano_babyai")
-    network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, 256))
-    huggingface.save(folder, network.config, init_params(network, jax.random.key(0)), tokenizer)
-    return folder
+    return tiny_model(tmp_path_factory.mktemp("tiny"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +45,7 @@ def flags(tiny, mine):
 
 
 def tune(run_dir, *args):
-    try:
-        run(SCRIPT, f"--run_dir={run_dir}", *args)
-    finally:
-        directory.close_run(run_dir)
+    run(SCRIPT, f"--run_dir={run_dir}", *args)
 
 
 def test_learns_resumes_and_leaves_a_model_that_plays(tiny, mine, tmp_path, capsys):
@@ -87,10 +75,7 @@ def test_learns_resumes_and_leaves_a_model_that_plays(tiny, mine, tmp_path, caps
     assert PromptConfig().form(str(model)) == ("compact", 0)
     assert PromptConfig("paper", 2).form(str(model)) == ("paper", 2)
     play = ("--missions=go to", "--tasks=1", "--max_steps=2", "--line_tokens=8", "--depth=1", "--cache_mb=0")
-    try:
-        run("run_lac", f"--model={model}", "--methods=react_return", f"--run_dir={tmp_path / 'play'}", *play)
-    finally:
-        directory.close_run(tmp_path / "play")
+    run("run_lac", f"--model={model}", "--methods=react_return", f"--run_dir={tmp_path / 'play'}", *play)
     assert "decision transformer: success" in capsys.readouterr().out
 
 
@@ -121,5 +106,4 @@ def test_bad_input(tiny, mine, tmp_path):
     (tmp_path / "bare.jsonl").write_text(json.dumps(row | {"steps": [["drop", "You see nothing"]]}))
     bare = f"--trajectories={tmp_path / 'bare.jsonl'}"
     line = refusal(SCRIPT, *given, bare, "--prompt=compact")
-    directory.close_run(tmp_path / "run")
     assert "none of 1 trajectories has a reflection that ends GOOD or BAD" in line

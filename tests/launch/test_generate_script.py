@@ -1,8 +1,6 @@
 """launch/generate.py: text or token ids in, JSON out, one line where it refuses."""
 
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -92,10 +90,3 @@ def test_samples_and_seed(folder, capsys):
 def test_bad_input_is_one_line(folder, args, message):
     line = refusal("generate", f"--model={folder}", *args)
     assert message in line and "\n" not in line
-
-
-def test_as_a_process(tmp_path):
-    args = [sys.executable, "-m", "nlrl_jax.launch.generate", f"--model={tmp_path / 'nowhere'}", "--prompt_ids=5"]
-    done = subprocess.run(args, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("error: no model at") and done.stderr.count("\n") == 1

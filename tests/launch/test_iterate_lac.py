@@ -7,14 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run import directory, results
+from nlrl_jax.run import results
 from nlrl_jax.run.host_games.prompts import PromptConfig
 from nlrl_jax.run.metrics import read_rows
-from nlrl_jax.weights import huggingface
-from nlrl_jax.weights.load import load_model, load_tokenizer
-from tests.launch.scripts import refusal, run
+from nlrl_jax.weights.load import load_model
+from tests.launch.scripts import refusal, run, tiny_model
 
 SCRIPT = "iterate_lac"
 SMALL = (
@@ -25,19 +22,14 @@ SMALL = (
 
 
 def loop(run_dir, *args):
-    try:
-        run(SCRIPT, f"--run_dir={run_dir}", *args)
-    finally:
-        directory.close_run(run_dir)
+    run(SCRIPT, f"--run_dir={run_dir}", *args)
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """A finished run of one round with a random model that has the tokenizer of the built-in one."""
+    """A finished run of one round."""
     folder = tmp_path_factory.mktemp("loop")
-    tokenizer = load_tokenizer("nano_babyai")
-    network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, 256))
-    huggingface.save(folder / "tiny", network.config, init_params(network, jax.random.key(0)), tokenizer)
+    tiny_model(folder / "tiny")
     loop(folder / "run", f"--model={folder / 'tiny'}", "--rounds=1", *SMALL)
     return folder
 

@@ -1,8 +1,5 @@
 """Language TD and the actor-critic from the command line, as small as can be: what they leave, resuming, annotating."""
 
-import filecmp
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,61 +52,6 @@ def test_the_actor_critic_leaves_metrics_values_and_a_page(actor_critic):
     assert prompted["before"] == {} and sum(prompted["after"][x] for x in ("win", "tie", "loss")) == 1
     assert prompted["after"]["random_moves"] == 1.0  # it knows nothing of this game, and the page says so
     assert "nano as prompted" in page and "random moves" in page
-
-
-@pytest.mark.slow
-def test_a_finished_actor_critic_with_more_iterations_continues_to_the_same_bits(actor_critic, tmp_path):
-    run("train_language_actor_critic", *ACTOR_CRITIC, "--noppo", "--iterations=1", f"--run_dir={tmp_path / 'run'}")
-    part = tmp_path / "run" / "first_move" / "actor-critic"
-    assert results.read(part)["iterations"] == 1
-    calls = lambda: {row["role"]: row["calls"] for row in json.loads((tmp_path / "run" / "usage.json").read_text())}
-    first = calls()
-    run("train_language_actor_critic", "--iterations=2", f"--run_dir={tmp_path / 'run'}", "--resume")
-    whole = actor_critic / "first_move" / "actor-critic"
-    for name in ("metrics.jsonl", "values/00000.jsonl", "values/00001.jsonl", "records/00001.json", "results.json"):
-        assert filecmp.cmp(part / name, whole / name, shallow=False), name
-    assert all(calls()[role] > first[role] > 0 for role in ("policy", "value", "monte_carlo", "improver"))
-
-
-def stop_in_the_second_iteration(monkeypatch):
-    """Ctrl-C where an iteration writes its records."""
-    write = exchanges.write
-
-    def stop(run_dir, iteration, kept):
-        if iteration == 1:
-            monkeypatch.setattr(exchanges, "write", write)
-            raise KeyboardInterrupt
-        write(run_dir, iteration, kept)
-
-    monkeypatch.setattr(exchanges, "write", stop)
-
-
-@pytest.mark.parametrize(
-    "name, fixture, options, part",
-    [
-        pytest.param("train_language_td", "language_td", TD, ".", marks=pytest.mark.slow),
-        ("train_language_actor_critic", "actor_critic", [*ACTOR_CRITIC, "--noppo"], "first_move/actor-critic"),
-    ],
-)
-def test_a_stopped_run_continues_with_its_stored_options(name, fixture, options, part, request, tmp_path, monkeypatch):
-    stop_in_the_second_iteration(monkeypatch)
-    with pytest.raises(SystemExit):
-        run(name, *options, "--iterations=2", f"--run_dir={tmp_path / 'run'}")
-    run(name, f"--run_dir={tmp_path / 'run'}", "--resume")
-    whole = request.getfixturevalue(fixture)
-    for file in ("metrics.jsonl", "records/00001.json", "results.json"):
-        assert filecmp.cmp(tmp_path / "run" / part / file, whole / part / file, shallow=False), file
-
-
-@pytest.mark.slow
-def test_language_ppo_alone_continues_with_its_stored_options(tmp_path):
-    options = ["--opponent=first_move", "--games=4", "--eval_games=4", "--batch_size=4", "--scale=nano"]
-    run("train_language_ppo", *options, "--iterations=1", f"--run_dir={tmp_path / 'run'}")
-    assert results.read(tmp_path / "run")["iterations"] == 1
-    run("train_language_ppo", f"--run_dir={tmp_path / 'run'}", "--iterations=2", "--resume")
-    assert len(read_metrics(tmp_path / "run")["win_rate"]) == 2
-    stored = results.read(tmp_path / "run")
-    assert stored["script"] == "train_language_ppo" and sum(stored["after"].values()) == 1
 
 
 def test_both_opponents_spend_one_budget(tmp_path, monkeypatch):

@@ -242,7 +242,7 @@ def test_a_scale_means_for_each_game_what_fits_it(game, scale):
         scripts.flags.FLAGS(["prog", *args, "--eval_every=7"])
         config, text = module.flat(module.parse_config()), scripts.flags.FLAGS["scale"].help
         scripts.flags.FLAGS(["prog", *args, "--alpha=0.7"])
-        assert module.parse_config().guidance.alpha == 0.7
+        assert module.parse_config().refining.guidance.alpha == 0.7
     is_pong, is_paper = game == "pong", scale == "paper"
     assert (config["alpha"], config["floor"]) == ((0.5, 3.0) if is_pong else (0.1, -np.inf))
     assert config["eval_every"] == 7 and config["seeds"] == (5 if is_paper else 3)
@@ -251,17 +251,6 @@ def test_a_scale_means_for_each_game_what_fits_it(game, scale):
     assert config["episodes"] == (100 if is_paper else 3000 if is_pong else 60)
     assert config["curve_episodes"] == (200 if is_pong else 20)
     assert "Other games also: quick: alpha=0.1" in text and "paper: seeds=5" in text
-
-
-@pytest.mark.slow
-def test_a_robot_is_refined_and_resumed(tmp_path, capsys):
-    robot = ["--game=hopper", "--physics=c", "--methods=ULTRA-RA", "--alpha=0.1", "--seeds=1"]
-    run(tmp_path / "run", *robot)
-    assert "ULTRA-RA: 1 seed of 2 updates" in capsys.readouterr().out
-    before = outcomes(tmp_path / "run")
-    run(tmp_path / "run", *robot, "--resume")
-    assert outcomes(tmp_path / "run") == before
-    assert min(Image.open(tmp_path / "run" / "film.png").size) > 100
 
 
 def test_a_dry_run_counts_calls_and_steps_and_leaves_nothing(tmp_path, capsys):

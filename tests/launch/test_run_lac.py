@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from nlrl_jax.envs.webshop import products
-from nlrl_jax.run import directory, local_models, results
+from nlrl_jax.run import local_models, results
 from tests.backends.model_server import serves
 from tests.backends.server import Server, status
 from tests.launch.scripts import refusal, run
@@ -19,10 +19,7 @@ METHODS = "--methods=lac,react"
 
 
 def plan(run_dir, *args):
-    try:
-        run(SCRIPT, f"--run_dir={run_dir}", *args)
-    finally:
-        directory.close_run(run_dir)
+    run(SCRIPT, f"--run_dir={run_dir}", *args)
 
 
 def decisions(run_dir, method):

@@ -85,7 +85,7 @@ def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path, capsys):
 
 def test_the_plan_counts_tokens_and_operations():
     config = make(AgentConfig, **{**DEMO, **TINY, "micro_batch": 2})
-    policy, _ = reproduce_ms_grpo._policy_of(config, "frozen_lake")
+    policy, _ = reproduce_ms_grpo.policy_without_weights(config, "frozen_lake")
     work = sizing.work_of(policy, config.learning)
     assert work.reply_tokens == 4 * 2 * 8
     assert work.prompt_tokens == len(policy.template.prefix) + 4 * 2 * policy.template.max_length

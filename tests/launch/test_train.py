@@ -123,17 +123,6 @@ def test_evaluate_gives_the_numbers_of_the_runs_own_evaluation(whole, capsys):
 
 
 @pytest.mark.slow
-def test_evaluates_a_run_from_its_checkpoint(whole, capsys):
-    """The checkpoint that `evaluate` plays is the adapter of the run."""
-    args = ("--episodes=4", "--max_turns=2", "--json", "--seed=5", "--maps=held_out")
-    run("evaluate", f"--run_dir={whole}", *args)
-    trained = json.loads(capsys.readouterr().out)
-    run("evaluate", f"--adapter={whole / 'adapter'}", "--max_tokens=8", *args)
-    assert json.loads(capsys.readouterr().out) == trained
-    assert trained["game"] == "frozen_lake" and trained["episodes"] == 4
-
-
-@pytest.mark.slow
 def test_non_finite_stops_and_keeps_the_last_good_state(tmp_path):
     run_dir = tmp_path / "run"
     line = refused(run_dir, "--iterations=4", "--learning_rate=1e38")

@@ -16,49 +16,50 @@ from nlrl_jax.algorithms.analyst import SAMPLINGS, analyse
 from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.backends.wrappers import CHARACTERS
 from nlrl_jax.roles.trajectories import ControlEpisode
-from nlrl_jax.rollouts import control
 from nlrl_jax.run.dry_run import CallPlan
-from nlrl_jax.run.ultra.config import count
-from nlrl_jax.run.ultra.stages import Run
+from nlrl_jax.run.ultra.config import RefinementConfig, count
+from nlrl_jax.run.ultra.stages import mask_verdicts
+from nlrl_jax.types import ControlGame
 
 EPISODES = 16  # of a dry run
 LONG = 8  # episodes of full length
 ONCE = ("strategies",)  # roles that are asked once per base agent, not per episode
 
 
-def plan(run: Run) -> str:
-    """The tables of a dry run, for all base agents."""
-    config = run.config
-    if run.game.roles is None:
-        lines = ["no analyst: the game has no prompts for one (ControlGame.roles)"]
-    else:
-        lines = _read(run)
-    is_masked = bool(set(run.methods) & set(refiners.MASKED))
-    each = len(run.methods) * config.seeds * config.iterations
+def plan(
+    config: RefinementConfig,
+    game: ControlGame,
+    methods: Sequence[str],
+    steps_per_update: int,
+    short: Sequence[ControlEpisode],
+) -> str:
+    """The tables of a dry run, for all base agents.
+
+    Args:
+      short: episodes of an untrained agent; none where the game has no prompts for an analyst.
+    """
+    lines = ["no analyst: the game has no prompts for one (ControlGame.roles)"]
+    if game.roles is not None:
+        mean = np.mean([len(episode) for episode in short])
+        long = [lengthened(short, config.episode_steps, n) for n in range(LONG)]
+        budget = config.endpoint.token_budget if config.analyst == "endpoint" else 0
+        planned = config.bases, config.episodes, "MASK-R" in methods
+        lines = [
+            f"Episodes of {mean:.0f} steps, as an untrained agent's:",
+            _count(game, short, *planned, 0),
+            f"Episodes of {config.episode_steps} steps, the longest that are recorded; a good robot's are:",
+            _count(game, long, *planned, budget),
+        ]
+    is_masked = bool(set(methods) & set(refiners.MASKED))
+    each = len(methods) * config.seeds * config.refining.iterations
     updates = {
         count(config.bases, "base agent"): 0 if config.base else config.base_iterations,
-        "mask network": config.mask_iterations * is_masked,
-        f"{count(len(run.methods), 'method')} x {count(config.seeds, 'seed')}": each,
+        "mask network": config.refining.mask_iterations * is_masked,
+        f"{count(len(methods), 'method')} x {count(config.seeds, 'seed')}": each,
     }
-    steps = config.bases * run.steps_per_update
+    steps = config.bases * steps_per_update
     lines += [f"{name}: {n * steps:,} environment steps" for name, n in updates.items() if n]
     return "\n".join(lines)
-
-
-def _read(run: Run) -> list[str]:
-    """The language model's calls and tokens."""
-    config = run.config
-    trajectories = run.record(run.fresh_agent(), run.key(2), EPISODES)
-    short = control.episodes_of(trajectories)
-    mean = np.mean([len(episode) for episode in short])
-    long = [lengthened(short, config.episode_steps, n) for n in range(LONG)]
-    budget = config.endpoint.token_budget if config.analyst == "endpoint" else 0
-    return [
-        f"Episodes of {mean:.0f} steps, as an untrained agent's:",
-        _count(run, short, 0),
-        f"Episodes of {config.episode_steps} steps, the longest that are recorded; a good robot's are:",
-        _count(run, long, budget),
-    ]
 
 
 def lengthened(episodes: Sequence[ControlEpisode], steps: int, number: int) -> ControlEpisode:
@@ -76,19 +77,24 @@ def lengthened(episodes: Sequence[ControlEpisode], steps: int, number: int) -> C
     return ControlEpisode(number, np.concatenate([observations, last]), actions, rewards, False)
 
 
-def _count(run: Run, episodes: Sequence[ControlEpisode], budget: int) -> str:
-    """The table of calls and tokens if all episodes were like these."""
-    game, config = run.game, run.config
+def _count(
+    game: ControlGame, played: Sequence[ControlEpisode], bases: int, episodes: int, is_masked: bool, budget: int
+) -> str:
+    """The table of calls and tokens if all `episodes` of each base agent were like those that were played.
+
+    Args:
+      is_masked: MASK-R's analyst is asked too.
+    """
     longest = "x" * CHARACTERS * SAMPLINGS["analyse"].max_tokens  # what the prompts for rewards quote
     plan = CallPlan({**game.scripts, "analyse": lambda context, rng: longest})
-    times = config.bases * config.episodes / len(episodes)
-    once = dict.fromkeys(ONCE, config.bases)
-    counts = analyse(episodes, game.roles, plan.model(times, once=once)).counts
-    if "MASK-R" in run.methods:
-        length = max(map(len, episodes))
-        steps = np.array([len(episode) for episode in episodes])
-        verdicts = run.mask_verdicts(jnp.zeros((length, len(episodes))), steps)
-        analyse(episodes, game.roles, plan.model(times, "{} (MASK-R)", once=once), verdicts=verdicts)
+    times = bases * episodes / len(played)
+    once = dict.fromkeys(ONCE, bases)
+    counts = analyse(played, game.roles, plan.model(times, once=once)).counts
+    if is_masked:
+        length = max(map(len, played))
+        steps = np.array([len(episode) for episode in played])
+        verdicts = mask_verdicts(jnp.zeros((length, len(played))), steps)
+        analyse(played, game.roles, plan.model(times, "{} (MASK-R)", once=once), verdicts=verdicts)
     share = counts["identify/critical"] / counts["identify/timeslots"]
     about = f"{share:.0%} of the timeslots critical for the rule-based analyst."
-    return f"{plan.table(budget, 'episodes', config.episodes)}\n{about}"
+    return f"{plan.table(budget, 'episodes', episodes)}\n{about}"

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from nlrl_jax.algorithms.lac import LACConfig
-from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
@@ -256,12 +255,6 @@ def test_words_that_a_model_cannot_tell_apart_are_refused():
 
     with pytest.raises(ValueError, match="cannot write 'GOOD'.*--critic direct"):
         check_words(Poor, ("GOOD", "BAD"))
-
-
-def test_names():
-    assert methods.parse("lac, rap,lac") == ["lac", "rap"]
-    with pytest.raises(ValueError, match="methods is 'magic'"):
-        methods.parse("magic")
 
 
 def test_parts_at_once_do_what_they_do_one_by_one(tmp_path):
