@@ -283,6 +283,7 @@ def main(argv: list[str]) -> None:
     notes = [fewer] * bool(fewer) + limits.too_short("the run", game, states, "max_steps", config.max_steps)
     print("".join(f"{note}\n" for note in notes), end="", flush=True)
     jobs = jobs_for(config.jobs, config.model)
+    # Still without the model and the ledger, which need the run's folder.
     setting = Setting(ScriptedModel({}), Usage(), game, lac_of(config), config.lats, config.parallel, jobs, config.seed)
     if flags.FLAGS.dry_run:
         dialogues = dialogues_of(names, game, config.prompts, config.model, None, config.prompts.context_tokens)

@@ -17,7 +17,6 @@ from nlrl_jax.lm.acting import acting
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import make_mesh
-from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import processes
@@ -162,14 +161,6 @@ def evaluator(
         return text_games.play(policy, game, variables, jax.random.fold_in(key, num), states, max_turns, max_steps)
 
     return evaluate
-
-
-def replies_of(episodes: text_games.Episodes, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
-    """The first reply of each episode, and whether it consists of valid actions only, at least one."""
-    turn = jax.tree.map(lambda leaf: np.asarray(leaf)[0], episodes.turns.turn)
-    good = (turn.parsed.num_actions > 0) & (turn.parsed.num_invalid == 0)
-    texts = [tokenizer.decode(row[:n].tolist()) for row, n in zip(turn.replies, turn.reply_lengths)]
-    return list(zip(texts, good.tolist(), strict=True))
 
 
 def summarize(episodes: text_games.Episodes, game: TextGame, invalid_action_reward: float = -0.5) -> dict[str, float]:

@@ -68,7 +68,15 @@ def update_on_demonstrations(
 def first_replies(policy: LanguageAgentPolicy, game: TextGame) -> Callable[[Any], list[tuple[str, bool]]]:
     """A function, variables -> greedy first replies in a text game, each with whether it holds valid actions only."""
     greedy = players.evaluator(policy, game, CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)
-    return lambda variables: players.replies_of(jax.device_get(greedy(variables)), policy.tokenizer)
+
+    def replies(variables: Any) -> list[tuple[str, bool]]:
+        # [turns, episodes, ...] -> the first turn of each episode
+        turn = jax.tree.map(lambda leaf: leaf[0], jax.device_get(greedy(variables).turns.turn))
+        good = (turn.parsed.num_actions > 0) & (turn.parsed.num_invalid == 0)
+        texts = [policy.tokenizer.decode(row[:n].tolist()) for row, n in zip(turn.replies, turn.reply_lengths)]
+        return list(zip(texts, good.tolist(), strict=True))
+
+    return replies
 
 
 def is_finished(run_dir: pathlib.Path) -> bool:
