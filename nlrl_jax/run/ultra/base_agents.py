@@ -9,13 +9,13 @@ from nlrl_jax.run.directory import read_config
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 
-def base_folders(base: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
-    """(run, folder that holds `base/`) of every base agent in the run folders that `--base` lists.
+def base_of(base: str, game: str, number: int, contact_forces: bool = False) -> tuple[pathlib.Path, int]:
+    """(the folder of the finished base agent of that number among those that `--base` names, its iterations).
 
     Raises:
-      ValueError: a folder that is not a run, or holds no base agent.
+      ValueError: no run, one of another game, or one whose base agent is missing or not finished; too few agents.
     """
-    folders = []
+    folders = []  # (run, folder that holds `base/`) of every base agent
     for name in base.split(","):
         run = pathlib.Path(os.path.expanduser(name.strip()))
         parts = [run, *sorted(run.glob("base_[0-9]*"), key=lambda path: int(path.name.removeprefix("base_")))]
@@ -23,16 +23,6 @@ def base_folders(base: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
         if not (run / "config.json").is_file() or not parts:
             raise ValueError(f"--base {name!r} holds no base agent (no config.json or no folder base)")
         folders += [(run, folder) for folder in parts]
-    return folders
-
-
-def base_of(base: str, game: str, number: int, contact_forces: bool = False) -> tuple[pathlib.Path, int]:
-    """(the folder of the finished base agent of that number among those that `--base` names, its iterations).
-
-    Raises:
-      ValueError: no run, one of another game, or one whose base agent is missing or not finished; too few agents.
-    """
-    folders = base_folders(base)
     if number >= len(folders):
         agents = "1 base agent" if len(folders) == 1 else f"{len(folders)} base agents"
         raise ValueError(f"--base {base} names {agents}; --bases must be at most that")
