@@ -75,8 +75,8 @@ RUNS = {  # script -> options, and moments
         ("usage.json#1", "guided/results.json#1", "PPO/results.json#1"),
     ),
 }  # fmt: skip
-# Runs that may be shorter at first.
-LENGTHENED = ("train_language_ppo", "train_language_actor_critic", "finetune_lac")
+# Runs that begin with a single iteration, too: those that are evaluated after each.
+LENGTHENED = ("train_language_ppo", "train_language_actor_critic")
 # Where seconds, pictures or the history of saves stand.
 OTHER = ("tensorboard", "checkpoints", "timings.jsonl", "report.html", "table.md", "moves", ".lock", ".png", ".gif")
 
