@@ -89,7 +89,8 @@ def train_tokenizer(texts: list[str], folder: pathlib.Path, vocab_size: int, by_
 def corpus(key: jax.Array) -> list[str]:
     """Prompts of every game in both forms, and replies: what the tokenizer is trained on."""
     reply = reply_template(envs.make("frozen_lake", prompt="compact"), "compact")
-    texts = [reply.render({"shown": actions, "num_shown": len(actions)}) for actions in reply_actions()] * 20
+    replies = [actions for n in (1, 2, 3) for actions in itertools.product(range(4), repeat=n)]  # of one to three
+    texts = [reply.render({"shown": actions, "num_shown": len(actions)}) for actions in replies] * 20
     texts += ["system\n", "user\n", "assistant\n"] * 500
     for name, prompt in itertools.product(GAMES, ("paper", "compact")):
         game = envs.make(name, prompt=prompt)
@@ -100,11 +101,6 @@ def corpus(key: jax.Array) -> list[str]:
         for i in range(200):
             texts.append(f"{game.rules}\n{game.observation.render({k: v[i] for k, v in fields.items()})}")
     return texts
-
-
-def reply_actions() -> list[tuple[int, ...]]:
-    """All replies of one to three actions out of four."""
-    return [actions for n in (1, 2, 3) for actions in itertools.product(range(4), repeat=n)]
 
 
 def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransformation):
@@ -223,18 +219,14 @@ def breakthrough_pairs(num: int, seed: int) -> list[Pair]:
     return pairs
 
 
-def tokenizer_for(pairs: list[Pair], folder: pathlib.Path) -> Tokenizer:
-    """A tokenizer trained on prompts and replies."""
-    texts = ["system\n", "user\n", "assistant\n"] * len(pairs)
-    texts += [text for chat, reply in pairs for text in (chat.messages[-1]["content"], reply)]
-    return train_tokenizer(texts, folder, VOCAB_SIZE["boards"], by_blanks=True)
-
-
 def pretrain_boards(out: pathlib.Path) -> None:
     """Writes nano_board."""
     options, clock = flags.FLAGS, time.monotonic()
     pairs = tic_tac_toe_pairs(options.positions, 0) + breakthrough_pairs(options.positions, 0)
-    tokenizer = tokenizer_for(pairs[:2000] + pairs[-2000:], out)
+    sample = pairs[:2000] + pairs[-2000:]
+    texts = ["system\n", "user\n", "assistant\n"] * len(sample)
+    texts += [text for chat, reply in sample for text in (chat.messages[-1]["content"], reply)]
+    tokenizer = train_tokenizer(texts, out, VOCAB_SIZE["boards"], by_blanks=True)
     config = nano_config("boards")
     model = Transformer(config)
     examples = tokenize(tokenizer, pairs)
