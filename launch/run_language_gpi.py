@@ -91,7 +91,9 @@ class GPIRunConfig:
 
     def jobs(self) -> list[tuple[str, GPIMethod]]:
         """Every maze with every row. Raises ValueError for an unknown one."""
-        names = [mazes.maze(name) and name for name in listed("mazes", self.mazes)]
+        names = listed("mazes", self.mazes)
+        if not set(names) <= mazes.LAYOUTS.keys():
+            raise ValueError(f"--mazes is {self.mazes!r}; choose among {', '.join(mazes.LAYOUTS)}")
         return list(itertools.product(names, map(GPIMethod.of, listed("rows", self.rows))))
 
     @property
