@@ -1,6 +1,7 @@
 """A rule-based analyst of a game, asked as `nlrl_jax.algorithms.analyst` asks one."""
 
 import dataclasses
+import re
 
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.types import Sampling
@@ -31,6 +32,21 @@ class Analyst:
             assert not problems
             found += here
         return found
+
+    def reads_only_the_piece(self, role, played, other, piece, rated, shown):
+        """A role's chat and reply are the same for two episodes that differ behind the excerpt; that shows `shown`.
+
+        Args:
+          piece: (begin, end) that is identified. rated: (timeslot, action).
+        """
+        ask = getattr(self.roles, role)
+        first, second = (ask(e, *(piece if role == "identify" else (*rated, "none"))) for e in (played, other))
+        timeslots = [int(t) for t in re.findall(r"^timeslot (\d+):", said(first), re.MULTILINE)]
+        return (
+            said(first) == said(second)
+            and timeslots == list(shown[role])
+            and (self.complete(role, first) == self.complete(role, second))
+        )
 
     def judge(self, played, timeslot, action, analysis="none"):
         """The reward of an action."""

@@ -3,7 +3,6 @@ import pytest
 
 from nlrl_jax import envs
 from nlrl_jax.envs.crafter.env import ACTIONS
-from nlrl_jax.text.host import NOTHING
 from tests.envs.crafter_worlds import BATCH, fresh, game, row
 
 TASKS = [("", seed) for seed in range(BATCH)]  # always as many, so that one program steps them
@@ -21,10 +20,3 @@ def test_it_has_balrogs_horizon_and_our_texts(host):
     fields = jax.device_get(game().fields(row(fresh(), 5)))
     assert starts[5].observation == game().observation.render(fields) and "\n" not in starts[5].observation
     assert "22 achievements" in starts[5].goal and len(host.board(starts[5].state).splitlines()) == 7
-
-
-def test_an_action_that_is_none_changes_nothing(host):
-    starts = host.reset(TASKS)
-    outcomes = host.step([start.state for start in starts], ["fly", *["Noop"] * (BATCH - 1)])
-    assert outcomes[0].observation == f"{NOTHING} {starts[0].observation}" and outcomes[0].state[1].time == 1
-    assert outcomes[1].state[1].time == 1 and not outcomes[0].done

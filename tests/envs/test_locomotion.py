@@ -267,8 +267,14 @@ def test_time_runs_out_and_the_last_observation_is_handed_over():
     assert np.abs(obs - info["final_observation"]).max() > 1e-3
 
 
-def check_explosions(env):
+ON_C = [(name, "v5", "c") for name in NAMES]
+
+
+@pytest.mark.parametrize("robot", [*ON_C, pytest.param(("hopper", "v4", "mjx"), marks=pytest.mark.slow)])
+def test_a_state_that_explodes_ends_its_episode_and_no_other(robot, tmp_path, monkeypatch, capfd):
     """A batch of five states and actions: a sound one, NaN, infinity, a speed that blows up, and a NaN action."""
+    monkeypatch.chdir(tmp_path)
+    env = locomotion.make_env(*robot)
     _, sound = jax.vmap(env.reset, (0, None))(jax.random.split(jax.random.key(0), 5), None)
     qpos = sound.qpos.at[1, 2].set(jnp.nan).at[2, 0].set(jnp.inf)
     state = sound.replace(qpos=qpos, qvel=sound.qvel.at[3].set(9e9))
@@ -283,19 +289,8 @@ def check_explosions(env):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b[0]), (obs, after, reward), want[:3])
     *_, info = step(None, after, jnp.zeros_like(actions), env.default_params)
     assert info["exploded"].tolist() == [False, True, True, True, True]  # until they are reset
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_state_that_explodes_ends_its_episode_and_no_other(name, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    check_explosions(locomotion.make_env(name, "v5", "c"))
     assert not list(tmp_path.iterdir())  # MuJoCo wrote no log
     assert "WARNING" not in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_state_that_explodes_on_mjx_ends_its_episode_and_no_other():
-    check_explosions(locomotion.make_env("hopper", "v4", "mjx"))
 
 
 def test_wrong_arguments_are_named():

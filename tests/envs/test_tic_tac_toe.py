@@ -108,10 +108,6 @@ def uniform(key, board):
     return jnp.argmax(jnp.where(rules.legal_action_mask(board), jax.random.uniform(key, (9,)), -1.0))
 
 
-def first(key, board):
-    return jnp.argmax(rules.legal_action_mask(board))
-
-
 def perfect(key, board):
     return jnp.argmax(jnp.asarray(rules.minimax()[1])[rules.code(board)] * jax.random.uniform(key, (9,)))
 
@@ -144,20 +140,6 @@ def test_random_against_random_has_the_exact_odds():
     for player, sign in ((0, 1), (1, -1)):
         got = [(total[side == player] == sign * value).mean() for value in (1, 0, -1)]
         np.testing.assert_allclose(got, want, atol=0.015)
-
-
-def test_first_move_takes_the_lowest_free_cell():
-    env = tic_tac_toe.text_game("first_move", side="X").env
-    _, state = env.reset_env(jax.random.key(0), env.default_params)
-    np.testing.assert_array_equal(state.position, board_of("O.. ... ..."))
-    _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 4, env.default_params)
-    np.testing.assert_array_equal(state.position, board_of("OO. .X. ..."))
-    assert reward == 0 and not ended
-    _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 8, env.default_params)
-    np.testing.assert_array_equal(state.position, board_of("OOO .X. ..X"))
-    assert reward == -1 and ended and not env.success(state)
-    total, _ = play_out(tic_tac_toe.text_game("first_move", side="O").env, first, 10)
-    assert (total == 1).all()  # 1, 3, 5, 7 against 2, 4, 6: the diagonal from 7 to 3
 
 
 def test_a_taken_cell_changes_nothing_and_is_counted():
