@@ -25,10 +25,11 @@ class Corridor:
     can_score = True
 
     def __init__(self, ends=True):
-        self.roles, self.ends = [], ends
+        self.roles, self.asked, self.ends = [], [], ends
 
     def complete(self, chats, sampling, role, seed=0, stop=()):
         self.roles.append((role, len(chats)))
+        self.asked += [(role, chat) for chat in chats]
         return [Reply(self.write(chat), 1, 1, self.ends) for chat in chats]
 
     def write(self, chat):
@@ -61,6 +62,7 @@ class Corridor:
 
     def score(self, chats, continuations, role):
         self.roles.append((role, sum(map(len, continuations))))
+        self.asked += [(role, chat) for chat in chats]
         rows = []
         for chat, texts in zip(chats, continuations, strict=True):
             p = self.good(chat.context["history"], chat.context["line"])

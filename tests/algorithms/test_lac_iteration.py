@@ -95,16 +95,11 @@ def test_candidates_are_weighted_by_the_closed_form():
 
 @pytest.mark.parametrize("room", [0, 400])
 def test_lessons_stand_where_decisions_asked(room):
-    asked = []
-
-    class Asked(Corridor):
-        def score(self, chats, continuations, role):
-            asked.extend(chat.messages[-1]["content"] for chat in chats if role == "policy")
-            return super().score(chats, continuations, role)
-
+    model = Corridor()
     dialogue = Dialogue.of("", compact=True, room=room, count=len)
     config = replace(CONFIG, line_tokens=40, rule="prior")
-    episodes = played(Asked(), "lac_no_critic", config, dialogue)  # they fail, so they run to the horizon
+    episodes = played(model, "lac_no_critic", config, dialogue)  # they fail, so they run to the horizon
+    asked = [chat.messages[-1]["content"] for role, chat in model.asked if role == "policy"]
     found = {text for text, _ in weights(teach(episodes, config=config, dialogue=dialogue))}
     assert found == set(asked)
     cut = [text for text in asked if "Observation: at 1" not in text]

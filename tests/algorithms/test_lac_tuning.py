@@ -131,14 +131,3 @@ def test_evaluation_counts_signs_and_tokens():
     }
     actions = [line for line in lines_of(HISTORY) if line.kind == ACTION]
     assert offline.evaluate(Judge(), DIALOGUE, actions) == {"action_loss": 2.0}
-
-
-def test_a_full_context_drops_the_oldest_steps():
-    narrow = dataclasses.replace(DIALOGUE, room=DIALOGUE.count(DIALOGUE.instructions) + 60)
-    examples = pairs(narrow, offline.lac_lines(HISTORY), joined=True)
-    assert len(examples) > 1
-    learned = [piece.text for _, pieces in examples for piece in pieces if piece.learned]
-    assert learned == [line.reply for line in offline.lac_lines(HISTORY)]
-    for chat, pieces in examples:
-        text = "".join(message["content"] for message in chat.messages) + "".join(piece.text for piece in pieces)
-        assert DIALOGUE.count(text) <= narrow.room + 2

@@ -63,13 +63,6 @@ WINS = [  # whose turn, and the moves that win at once
 ]
 
 
-@pytest.mark.parametrize(("rows", "player", "words"), WINS)
-def test_a_winning_move_is_always_played(rows, player, words):
-    action, value, _ = policy_of()(jax.random.key(0), copies(board(rows, player), 32))
-    assert {GAME.actions[a] for a in np.asarray(action).tolist()} <= words
-    assert (np.asarray(value) * (1 if player == "black" else -1) > 0.5).all()
-
-
 THREATS = [  # the only move that no winning move answers
     ("b.b.b ..... ..... .b..w w....", "white", {"a1b2*"}),
     ("..... b.... ..... ...b. w.w..", "white", {"c1d2*"}),
@@ -77,10 +70,12 @@ THREATS = [  # the only move that no winning move answers
 ]
 
 
-@pytest.mark.parametrize(("rows", "player", "words"), THREATS)
-def test_a_threat_is_met(rows, player, words):
-    action, _, _ = policy_of(400)(jax.random.key(1), copies(board(rows, player), 16))
-    assert {GAME.actions[a] for a in np.asarray(action).tolist()} == words
+@pytest.mark.parametrize(("rows", "player", "words"), WINS + THREATS)
+def test_a_winning_move_is_always_played_and_a_threat_is_met(rows, player, words):
+    wins = (rows, player, words) in WINS
+    action, value, _ = policy_of(60 if wins else 400)(jax.random.key(0), copies(board(rows, player), 32))
+    assert {GAME.actions[a] for a in np.asarray(action).tolist()} <= words
+    assert not wins or (np.asarray(value) * (1 if player == "black" else -1) > 0.5).all()
 
 
 def test_every_win_in_one_of_random_positions_is_taken():

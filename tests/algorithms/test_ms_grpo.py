@@ -14,7 +14,6 @@ from nlrl_jax.algorithms import ms_grpo
 from nlrl_jax.algorithms.ms_grpo import TrainState, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm import sharding, transformer
-from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import init_lora, init_params
 from nlrl_jax.returns import aaw_sample, group_advantage
 from nlrl_jax.rollouts import text_games
@@ -199,8 +198,9 @@ def test_micro_batches_have_equally_many_rows(chosen, micro_batch, rows):
     assert jax.eval_shape(lambda: micro_batches(*chosen, micro_batch)).replies.shape[:2] == rows
 
 
-def check_gradient(policy, state, chosen, plain, micro_batch, remat):
-    """The loss and gradient in micro-batches, which are the plain ones."""
+@pytest.mark.parametrize("micro_batch, remat", [pytest.param(1, False, marks=pytest.mark.slow), (3, True), (0, False)])
+def test_micro_batches_packing_and_remat_do_not_change_the_gradient(policy, state, chosen, plain, micro_batch, remat):
+    """The plain one has no shared prefix, no packed rows and no padding; micro-batches of 5 are in `update`."""
 
     def run(lora):
         rows = micro_batches(*chosen, micro_batch)
@@ -211,67 +211,6 @@ def check_gradient(policy, state, chosen, plain, micro_batch, remat):
     np.testing.assert_allclose(loss, want, atol=1e-5)
     np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-4)
     assert_close(grads, want_grads)
-    return loss, grads
-
-
-@pytest.mark.parametrize("micro_batch, remat", [pytest.param(1, False, marks=pytest.mark.slow), (3, True)])
-def test_micro_batches_and_remat_do_not_change_the_gradient(policy, state, chosen, plain, micro_batch, remat):
-    """5 in `update`, all replies at once in the next test."""
-    check_gradient(policy, state, chosen, plain, micro_batch, remat)
-
-
-def test_micro_batches_keep_every_counted_reply_and_weigh_it_as_equation_1(chosen):
-    turns, advantages = chosen
-    rows = jax.device_get(jax.jit(micro_batches, static_argnums=2)(turns, advantages, 3))
-    active, lengths = np.asarray(turns.active), np.asarray(turns.turn.reply_lengths)
-    counted = rows.weights > 0
-    assert counted.sum() == lengths[active].sum()
-    used = counted.any(-1).reshape(-1)
-    assert used.sum() < active.sum() and used[: used.sum()].all()  # packed, and those that were written come first
-    np.testing.assert_allclose(rows.weights.sum(), 1, rtol=1e-6)
-    of_episode = (lengths * active).sum(0)
-    got, want = [], []
-    for n, m, k in np.argwhere(counted):
-        at = rows.rows.predicted_at[n, m, k]
-        segment = rows.rows.segments[n, m]
-        context = rows.rows.tokens[n, m][: at + 1][segment[: at + 1] == segment[at]]
-        token = int(rows.replies[n, m, k]), float(rows.advantages[n, m, k]), round(float(rows.weights[n, m, k]), 6)
-        assert rows.rows.positions[n, m, at] == len(context) - 1
-        got.append((*context.tolist(), *token))
-    for t, j in np.argwhere(active):
-        turn = jax.tree.map(lambda x: np.asarray(x[t, j]), turns.turn)  # noqa: B023
-        prompt = turn.prompts[len(turn.prompts) - turn.prompt_lengths :].tolist()
-        weight = round(float(np.float32(1) / np.float32(of_episode[j] * len(advantages))), 6)
-        for k in range(turn.reply_lengths):
-            token = int(turn.replies[k]), float(advantages[j]), weight
-            want.append((*prompt, *turn.replies[:k].tolist(), *token))
-    assert sorted(got) == sorted(want)
-
-
-def test_packed_replies_have_the_loss_and_gradient_of_padded_ones(policy, state, chosen, plain):
-    """One reply a row, each padded to the longest: the same to 1e-6."""
-    turns, advantages = chosen
-    flat = lambda x: x.reshape(-1, *x.shape[2:])
-    turn = jax.tree.map(flat, turns.turn)
-    mask = (jnp.arange(turn.replies.shape[1]) < turn.reply_lengths[:, None]) & flat(turns.active)[:, None]
-    weights = losses.episode_token_weights(mask.reshape(*turns.active.shape, -1).swapaxes(0, 1)).swapaxes(0, 1)
-    lengths = jnp.maximum(turn.prompt_lengths, 1)
-
-    def padded(lora):
-        def scored(variables):
-            prefix, temperature = policy.prefix(variables), policy.sampling.temperature
-            return score(policy.model, variables, turn.prompts, lengths, turn.replies, prefix, temperature)
-
-        new, ref = scored({"params": state.params, "lora": lora}), scored({"params": state.params})
-        each = jnp.tile(advantages, len(turns.active))
-        return OBJECTIVE(new, jax.lax.stop_gradient(new), ref, each, flat(weights))[0]
-
-    want, want_grads = jit(jax.value_and_grad(padded))(state.lora)
-    loss, grads = check_gradient(policy, state, chosen, plain, 0, remat=False)
-    np.testing.assert_allclose(loss, want, rtol=0, atol=1e-6)
-    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(want_grads))
-    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(want_grads)):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * max(1, largest))
 
 
 @pytest.mark.parametrize("prompts, replies, most", [((60, 122), (5, 200), 200), ((118, 122), (5, 200), 200)])
@@ -374,14 +313,11 @@ def test_several_steps_on_a_batch_keep_theta_old(policy, state, chosen):
 
 
 @pytest.mark.slow
-def test_credit_by_turn_is_the_gradient_of_its_advantages(policy, state, episodes):
+def test_credit_by_turn_is_the_gradient_of_its_advantages(policy, state, episodes, chosen):
     """Return-to-go of each turn, compared within the group at that turn; AAW chooses as before."""
     config = dataclasses.replace(CONFIG, credit="turn")
     new, metrics = jit(make_update(policy, GAME, config))(state, KEY)
-    returns = composite_returns(episodes.turns, CONFIG).reshape(2, 6)
-    picked = aaw_sample(jax.random.split(KEY, 3)[2], group_advantage(returns), 4, 1.0)
-    picked = np.concatenate([picked[0], 6 + picked[1]])
-    turns = jax.device_get(jax.tree.map(lambda x: x[:, picked], episodes.turns))
+    turns = jax.device_get(chosen[0])
     parsed = turns.turn.parsed
     reward = turns.reward + np.where(turns.active, -0.5 * parsed.num_invalid + parsed.format_penalty, 0)
     advantages = np.zeros((2, 8), np.float32)
@@ -395,7 +331,7 @@ def test_credit_by_turn_is_the_gradient_of_its_advantages(policy, state, episode
     rows = micro_batches(turns, jnp.asarray(advantages), 0)
     loss, _, _ = jit(lambda lora: loss_and_grad(policy, OBJECTIVE, state.params, lora, rows, True, False))(state.lora)
     np.testing.assert_allclose(metrics["loss"], loss, atol=1e-4)
-    np.testing.assert_allclose(metrics["return"], returns.mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["return"], composite_returns(episodes.turns, CONFIG).mean(), rtol=1e-5)
 
 
 @pytest.mark.slow

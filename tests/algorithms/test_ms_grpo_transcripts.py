@@ -4,19 +4,17 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
-from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, choose, init_state
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state
 from nlrl_jax.algorithms.ms_grpo_transcripts import Reader, make_update, teach
 from nlrl_jax.algorithms.policy_gradient import loss_and_grad, micro_batches
 from nlrl_jax.algorithms.transcript_rows import Transcript, pack, transcripts_of
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.losses import episode_token_weights
-from nlrl_jax.returns import anchored_advantage, returns_to_go
 from nlrl_jax.roles.dialogues import History, Step
 from nlrl_jax.rollouts.host_games import Episode
 from nlrl_jax.rollouts.transcripts import PlayedTranscript, PromptedReply, TranscriptTurn
@@ -151,19 +149,6 @@ def test_rows_of_a_large_model_are_filled():
 # --- Credit ----------------------------------------------------------------------------------------------------------
 
 
-def test_step_level_advantages_are_those_of_gigpo():
-    """Two episodes of one task: a -> b -> a and a -> b, with gamma 0.5."""
-    rewards = np.array([[0.0, 1.0], [0.0, 2.0], [4.0, 0.0]], np.float32)
-    to_go = returns_to_go(jnp.asarray(rewards), 0.5)
-    np.testing.assert_allclose(to_go, [[1.0, 2.0], [2.0, 2.0], [4.0, 0.0]])
-    returns = jnp.array([1.0, 2.0, 4.0, 2.0, 2.0, 0.0])  # episode 0, then episode 1
-    anchors = jnp.array([0, 1, 0, 0, 1, -1])
-    a = np.array([1.0, 4.0, 2.0])
-    a = (a - a.mean()) / a.std()
-    want = [a[0], 0.0, a[1], a[2], 0.0, 0.0]
-    np.testing.assert_allclose(anchored_advantage(returns, anchors), want, atol=1e-6)
-
-
 def credited(kind, **changes):
     config = dataclasses.replace(CONFIG, group_size=2, credit=kind, **changes)
     group = [
@@ -174,7 +159,7 @@ def credited(kind, **changes):
     return transcripts.credit([group], rewards, np.array([[1.0, -1.0]]), np.ones((1, 2), bool), config)[0]
 
 
-def test_credit():
+def test_credit_by_hand():
     np.testing.assert_allclose(credited("episode"), [[1, 1, 0, 0], [-1, -1, -1, 0]])
     # turn: returns-to-go (1, 1) and (0, 0, 0), compared at each turn; the third turn has one episode only
     np.testing.assert_allclose(credited("turn"), [[1, 1, 0, 0], [-1, -1, 0, 0]])
@@ -221,14 +206,6 @@ def test_groups_of_equal_returns_teach_nothing_without_a_reference():
     assert lesson_of(same, beta=0.0).rows is None
     lesson = lesson_of(same)
     assert not lesson.rows.advantages.any() and lesson.metrics["uninformative_groups"] == 1  # the KL penalty acts
-
-
-def test_episodes_are_chosen_as_in_the_one_program():
-    returns = jnp.array([[0.0, 1.0, 2.0, 5.0], [1.0, 1.0, 1.0, 0.0]])
-    config = dataclasses.replace(CONFIG, group_size=4, sampling_temperature=0.5)
-    places, advantages = choose(jax.random.key(1), returns, config)
-    masked = choose(jax.random.key(1), returns, config, jnp.ones((2, 4), bool))
-    assert_identical(masked, (places, advantages))
 
 
 @pytest.fixture(scope="module")

@@ -49,25 +49,26 @@ def test_planners_value_every_step_and_stop_where_the_task_is_done(name, model, 
     assert all(len(leaf) == depth or place == GOAL for (leaf,), place in zip(record["futures"], places, strict=True))
 
 
-def test_of_equal_values_the_likelier_candidate_is_taken():
-    class Same(Corridor):
+def made_where_every_value_is(note):
+    """RAFA's decisions where the model writes one note as every value."""
+
+    class Writer(Corridor):
         def write(self, chat):
-            return " The value is 1/2." if chat.context["line"].endswith("Value:") else super().write(chat)
+            return f" {note}" if chat.context["line"].endswith("Value:") else super().write(chat)
 
     dialogue = methods.METHODS["rafa"].dialogue("Reach 3.", False)
-    made = rafa.decide(Caller(Same(), dialogue, PlanningConfig(depth=3), 0), START, ACTIONS)
+    return rafa.decide(Caller(Writer(), dialogue, PlanningConfig(depth=3), 0), START, ACTIONS)
+
+
+def test_of_equal_values_the_likelier_candidate_is_taken():
+    made = made_where_every_value_is("The value is 1/2.")
     assert made.thinking[0]["q"] == [0.5, 0.5, 0.5] and made.actions == ["left", "left"]
     assert not any("Value" in step[1] for step in made.thinking[0]["futures"][0][0])
 
 
 @pytest.mark.parametrize("note", ["8", "The value is 85.", "-1", "0.5 to 1", "level 1"])
 def test_a_value_outside_0_to_1_or_unreadable_is_no_success_and_counted(note):
-    class Writer(Corridor):
-        def write(self, chat):
-            return f" {note}" if chat.context["line"].endswith("Value:") else super().write(chat)
-
-    dialogue = methods.METHODS["rafa"].dialogue("Reach 3.", False)
-    made = rafa.decide(Caller(Writer(), dialogue, PlanningConfig(depth=3), 0), START, ACTIONS)
+    made = made_where_every_value_is(note)
     assert made.thinking[0]["q"] == [0, 0, 0] and made.problems["critic/no number"] == 18
 
 

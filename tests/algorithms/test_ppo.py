@@ -168,26 +168,25 @@ def test_clipped_values_stop_moving(collected):
     assert moved(0.02) < 0.3 < moved(np.inf)
 
 
-def test_continuous_actions_are_learned():
-    env = Aim()
-    config = PPOConfig(num_envs=32, num_steps=16, learning_rate=3e-3, entropy_coef=0.0, features=(16,), discount=0.5)
-    state = ppo.init_state(env, env.default_params, config, jax.random.key(0))
-    train = jax.jit(lambda s, k: jax.lax.scan(ppo.make_update(env, env.default_params, config), s, k))
-    state, metrics = train(state, jax.random.split(jax.random.key(1), 60))
-    assert metrics["finite"].all()
-    agent = player(env, env.default_params, config, state)
-    returns, steps = control.evaluate(agent, jax.random.key(2), 50, deterministic=True)
-    assert (steps == 3).all() and returns.mean() > 2.9  # 3 is the most; drawing at random earns 1
+AIMING = PPOConfig(num_envs=32, num_steps=16, learning_rate=3e-3, entropy_coef=0.0, features=(16,), discount=0.5)
+BALANCING = PPOConfig(num_envs=16, num_steps=64, learning_rate=1e-3, features=(32, 32))
 
 
-def test_cartpole_is_learned():
-    config = PPOConfig(num_envs=16, num_steps=64, learning_rate=1e-3, features=(32, 32))
-    state = ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, config, jax.random.key(0))
-    train = jax.jit(lambda s, k: jax.lax.scan(ppo.make_update(CARTPOLE, CARTPOLE_PARAMS, config), s, k))
-    state, _ = train(state, jax.random.split(jax.random.key(1), 100))
-    agent = player(CARTPOLE, CARTPOLE_PARAMS, config, state)
+@pytest.mark.parametrize(
+    "env, params, config, updates, least",
+    [
+        (Aim(), Aim.default_params, AIMING, 60, 2.9),  # continuous actions: 3 is the most, drawing at random earns 1
+        (CARTPOLE, CARTPOLE_PARAMS, BALANCING, 100, 400),  # at random: about 20
+    ],
+    ids=["aim", "cartpole"],
+)
+def test_both_kinds_of_actions_are_learned(env, params, config, updates, least):
+    state = ppo.init_state(env, params, config, jax.random.key(0))
+    train = jax.jit(lambda s, k: jax.lax.scan(ppo.make_update(env, params, config), s, k))
+    state, metrics = train(state, jax.random.split(jax.random.key(1), updates))
+    agent = player(env, params, config, state)
     returns, _ = control.evaluate(agent, jax.random.key(2), 20, deterministic=True)
-    assert returns.mean() > 400  # at random: about 20
+    assert metrics["finite"].all() and returns.mean() > least
 
 
 def test_a_record_holds_whole_episodes():

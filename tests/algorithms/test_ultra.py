@@ -264,10 +264,3 @@ def test_statistics_are_of_the_steps_that_count():
     rows = np.array([[0, 1], [4, 5], [8, 9], [2, 3]])
     np.testing.assert_allclose(mean, rows.mean(0))
     np.testing.assert_allclose(std, rows.std(0))
-
-
-def test_without_critical_states_it_is_plain_ppo(plain, guided):
-    state, after = plain
-    ours, metrics = guided(state.replace(aux=ultra.make_table([], GAME)), jax.random.key(1))
-    assert metrics["critical"] == metrics["replaced"] == metrics["language_reward"] == 0
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, after.params)

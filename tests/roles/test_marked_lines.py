@@ -1,14 +1,17 @@
-"""A game's text with lines that look like a transcript's, and replies with more lines than one."""
+"""A game's text with lines like a transcript's, replies of several lines, and the limit that binds a prompt."""
 
 import dataclasses
 
 import pytest
 
 from nlrl_jax.algorithms.imagine import MORE, POLICY, Caller, PlanningConfig, next_actions
+from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.roles.dialogues import NOTES, Dialogue, History, Step, marked
 from nlrl_jax.rollouts.transcripts import play
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.types import Reply, cut
+from tests.envs.test_expert import line_game
 from tests.rollouts.test_transcripts import GAME, player, text_of
 
 TURNS = [
@@ -86,3 +89,11 @@ def test_lines_that_are_not_read_are_counted(text, more, tmp_path):
     caller = Caller(Model(), Dialogue.of("Walk.", ""), PlanningConfig(), 0)
     next_actions(caller, [History("x", "y")] * 2, (), 0)
     assert caller.problems[f"{POLICY}/{MORE}"] == 2 * more
+
+
+@pytest.mark.parametrize("option, advice", [(40, "Give --context_tokens of"), (0, "Give a model whose context holds")])
+def test_the_limit_that_binds_is_named(option, advice):
+    config = PromptConfig(context_tokens=option, examples=0)
+    dialogue = dialogue_of(METHODS["lac"], line_game(), config, "m", None, option or 40)
+    with pytest.raises(ValueError, match=rf"{advice} \d+ tokens or more"):
+        dialogue.trim(History("goal", "a wall"), 10)

@@ -64,61 +64,6 @@ def script(**cells):
     return row
 
 
-@pytest.fixture(scope="module")
-def hand_worked():
-    episodes = {
-        "goal": (lake(position=8), script(c8=(DOWN, RIGHT, RIGHT), c14=(RIGHT, LEFT, LEFT))),
-        "hole": (lake(holes=[2]), script(c0=(RIGHT, RIGHT, DOWN))),
-        "step limit": (lake(), script(c0=(DOWN, UP, DOWN), c4=(UP, DOWN, DOWN))),
-        "invalid": (lake(), script()),
-        "half invalid": (lake(), script(c0=(NO, RIGHT, NO), c1=(LEFT, NO, NO))),
-        "goal one step too far": (lake(position=13), script(c13=(LEFT, UP, DOWN), c12=(RIGHT, RIGHT, RIGHT))),
-        "goal on the last step": (lake(position=9), script(c9=(RIGHT, LEFT, RIGHT), c10=(DOWN, RIGHT, RIGHT))),
-    }
-    states, rows = zip(*episodes.values())
-    policy = Scripted(np.stack(rows))
-    out = play(policy, jax.tree.map(lambda *x: jnp.stack(x), *states), max_turns=4, max_steps=5)
-    return list(episodes), out, policy
-
-
-@pytest.mark.parametrize(
-    "name, steps, reward, active, terminated, success, end",
-    [
-        ("goal", [3, 1, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], True, True, (3, 0)),
-        ("hole", [2, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], True, False, (2, 3)),
-        # from cell 4 only two of the three actions fit: the second one ends on cell 4 again
-        ("step limit", [3, 2, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], False, False, (0, 2)),
-        ("invalid", [0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], False, False, (0, 3)),
-        ("half invalid", [1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], False, False, (0, 3)),
-        # the sixth step would have reached the goal
-        ("goal one step too far", [3, 2, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], False, False, (2, 0)),
-        ("goal on the last step", [3, 2, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], True, True, (3, 0)),
-    ],
-)
-def test_hand_worked_episodes(hand_worked, name, steps, reward, active, terminated, success, end):
-    names, out, _ = hand_worked
-    i = names.index(name)
-    np.testing.assert_array_equal(out.turns.steps[:, i], steps)
-    np.testing.assert_array_equal(out.turns.reward[:, i], reward)
-    np.testing.assert_array_equal(out.turns.active[:, i], np.array(active, bool))
-    assert (out.terminated[i], out.success[i]) == (terminated, success)
-    assert (out.final_fields["player_x"][i], out.final_fields["player_y"][i]) == end
-
-
-@pytest.mark.parametrize(
-    "name, invalid",
-    [
-        ("goal", [0, 0, 0, 0]),
-        ("hole", [0, 0, 0, 0]),
-        ("invalid", [3, 3, 3, 3]),
-        ("half invalid", [2, 2, 2, 2]),
-    ],
-)
-def test_invalid_actions_are_counted_while_the_episode_lasts(hand_worked, name, invalid):
-    names, out, _ = hand_worked
-    np.testing.assert_array_equal(out.turns.invalid[:, names.index(name)], invalid)
-
-
 def test_invalid_actions_after_the_end_are_not_fined():
     """Right reaches the goal, or the step limit; what is named after it is nobody's action any more."""
     table = [script(c14=(RIGHT, NO, NO)), script(c14=(NO, RIGHT, NO)), script(c14=(NO, LEFT, NO))]

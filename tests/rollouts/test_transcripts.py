@@ -298,27 +298,6 @@ def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, keeps)
     assert 0.5 < model.kv_session.counts.row_use <= 1
 
 
-def test_prompts_that_go_on_with_rows_and_those_that_do_not_are_answered_together(model):
-    kept, draw = keeping(model), np.random.default_rng(0)
-
-    def some(size):
-        return tuple(draw.integers(5, 300, size).tolist())
-
-    prompts = [some(size) for size in (60, 60, 56, 60, 50, 53)]
-    read = [sum(map(len, prompts)) - 6]  # the last token of each is read by the first step of decoding
-    for turn in range(3):
-        ours, theirs = (each.write(prompts, Sampling(6, 1.0), "action", turn, ("\n",)) for each in (kept, model))
-        assert [written.tokens for written in ours] == [written.tokens for written in theirs]
-        for written, other in zip(ours, theirs):
-            np.testing.assert_allclose(written.log_probs, other.log_probs, atol=2e-4)
-        assert kept.kv_session.counts.read == sum(read)
-        # What is new: four tokens, of which the first two turns' rows read all but the last.
-        prompts = [prompt + written.tokens[:-1] + some(4) for prompt, written in zip(prompts, ours)]
-        read.append(3 * 6)
-        if turn == 0:
-            prompts[0], read[1] = some(55), 3 * 5 + 54
-
-
 def test_what_all_prompts_begin_with_is_the_instructions_and_examples():
     example = History("7", "you are at 0", (Step("Up", "you are at 1"),))
     dialogue = Dialogue.of("Get to the number.", "", examples=(example,))

@@ -10,7 +10,6 @@ import pytest
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import rice, rnd
 from nlrl_jax.algorithms.refiners.rnd import RNDConfig
-from nlrl_jax.envs.pong import env as pong
 from nlrl_jax.rollouts import control
 from tests.algorithms.refiners.toy_games import CELLS, GAMES, SMALL, player
 
@@ -85,19 +84,6 @@ def test_episodes_go_on_from_critical_states():
     np.testing.assert_array_equal(cells[:5], np.arange(5)[:, None] * np.ones((1, 4)))
     np.testing.assert_array_equal(cells[5:], np.tile([3, 4], 30)[:59, None] * np.ones((1, 4)))
     np.testing.assert_array_equal(np.asarray(steps.finished_steps)[steps.done][-4:], 2)
-
-
-def test_pong_starts_from_a_stored_rally():
-    game = pong.control_game()
-    config = dataclasses.replace(SMALL, num_envs=2, num_steps=40, normalize_obs=False)
-    state = begin(game.env, game.params, config, jax.random.key(0))
-    play = lambda state: control.record(player(game.env, game.params, config, state), jax.random.key(1), 2, 10)
-    record = jax.jit(play)(state)
-    obs, env_state = rice.starts_of(record, jnp.array([7, 8]))
-    state = state.replace(aux=rice.init(jax.random.key(2), obs, env_state, RND))
-    _, steps = jax.jit(ppo.make_collect(game.env, game.params, config, rice.hooks(1.0, RND)))(state, jax.random.key(3))
-    t, n = np.argwhere(np.asarray(steps.done))[0]
-    assert (np.asarray(steps.obs)[t + 1, n] == np.asarray(obs)).all(-1).any()
 
 
 def test_the_bonus_is_that_of_random_network_distillation():

@@ -13,7 +13,7 @@ from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.refiners.state_mask import BLIND, KEEP, MaskedEnv, MaskParams
 from nlrl_jax.rollouts import control
-from tests.algorithms.refiners.toy_games import CELLS, DOOR, GAMES, SMALL, Pull, assert_seeds_alike, player, seeds
+from tests.algorithms.refiners.toy_games import CELLS, DOOR, GAMES, SMALL, Pull, player
 
 N = 4000
 
@@ -126,26 +126,6 @@ def test_critical_steps_by_hand():
             assert int(chosen.sum()) == round(share * steps)
     with pytest.raises(ValueError, match="share is 0"):
         state_mask.critical_share(weight, steps, 0)
-
-
-def test_two_seeds_with_a_base_agent_each_are_two_seeds():
-    env = GAMES["continuous"]
-    masked = MaskedEnv(env, env.default_params, SMALL)
-
-    def init(key):
-        params = base_agent("continuous", jax.random.bits(key))[1]
-        return params, ppo.init_state(masked, params, SMALL, key)
-
-    def update(pair, key):
-        params, state = pair
-        state, metrics = ppo.make_update(masked, params, SMALL, state_mask.hooks())(state, key)
-        return (params, state), metrics
-
-    each, both = seeds(init)
-    metrics = assert_seeds_alike(
-        update, each, both, jax.random.split(jax.random.key(9), 2), lambda pair: (pair[1].params, pair[1].obs)
-    )
-    assert metrics["finite"].all()
 
 
 def test_actions_without_bounds_are_refused():
