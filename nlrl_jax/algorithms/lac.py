@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -153,19 +154,8 @@ def decide(
     else:
         # 4. Q(a^i) after an imagined rollout u^i
         judged, futures = evaluate(caller, reflected, candidates, actions, config)
-        # Other candidates for the games whose best Q is not above 0, as long as their list has any left.
         for _ in range(config.resample):
-            bad = [i for i, rows in enumerate(judged) if rows[:, 0].max() <= 0 and 0 < len(actions) > len(rows)]
-            if not bad:
-                break
-            without = [candidates[i].actions for i in bad]
-            extra = propose(caller, [reflected[i] for i in bad], actions, without)
-            more_judged, more_futures = evaluate(caller, [reflected[i] for i in bad], extra, actions, config)
-            for k, i in enumerate(bad):
-                new = extra[k]
-                candidates[i] = Candidates(candidates[i].actions + new.actions, candidates[i].log_prior + new.log_prior)
-                judged[i] = np.concatenate([judged[i], more_judged[k]])
-                futures[i] = futures[i] + more_futures[k]
+            resample(caller, reflected, candidates, judged, futures, actions, config)
     # 5. a_t = argmax pi(a^i) exp(Q(a^i) / alpha)
     q = [rows[:, 0] for rows in judged]
     improved = _improve(candidates, q, config)
@@ -183,6 +173,28 @@ def decide(
     ]
     picked = [candidates[i].actions[k] for i, k in enumerate(chosen)]
     return caller.decisions(picked, reflected, thinking)
+
+
+def resample(
+    caller: Caller,
+    histories: Sequence[History],
+    candidates: list[Candidates],
+    judged: list[np.ndarray],
+    futures: list[list[list[Future]]],
+    actions: Sequence[str],
+    config: LACConfig,
+) -> None:
+    """Adds other candidates, their values and futures, to the games whose best Q is not above 0, as long as their list
+    of actions has any left."""
+    bad = [i for i, rows in enumerate(judged) if rows[:, 0].max() <= 0 and 0 < len(actions) > len(rows)]
+    if not bad:
+        return
+    extra = propose(caller, [histories[i] for i in bad], actions, [candidates[i].actions for i in bad])
+    values, rollouts = evaluate(caller, [histories[i] for i in bad], extra, actions, config)
+    for k, i in enumerate(bad):
+        candidates[i] = Candidates(*map(operator.add, candidates[i], extra[k]))
+        judged[i] = np.concatenate([judged[i], values[k]])
+        futures[i] = futures[i] + rollouts[k]
 
 
 def lines_ahead(config: LACConfig, label: str) -> int:

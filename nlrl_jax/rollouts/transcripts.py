@@ -186,6 +186,23 @@ class TranscriptPlayer:
         return self.model.tokenizer.decode([token for token in reply.tokens if token not in end_ids])
 
 
+@dataclasses.dataclass
+class _Ledger:
+    """An episode so far: the tokens of its steps, of each from what the model wrote to the next line's beginning; its
+    replies and whether they were invalid, by turn.
+
+    unread: there is no action in the last reply. in_vain: actions in a row that were invalid or changed nothing.
+    forfeit: turns that were left when it was given up.
+    """
+
+    steps: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    replies: list[tuple[PromptedReply, ...]] = dataclasses.field(default_factory=list)
+    invalid: list[bool] = dataclasses.field(default_factory=list)
+    unread: bool = False
+    in_vain: int = 0
+    forfeit: int = 0
+
+
 def play(
     player: TranscriptPlayer,
     game: HostGame,
@@ -208,11 +225,7 @@ def play(
     Raises:
       ValueError: the context cannot hold a first observation.
     """
-    steps: list[list[tuple[int, ...]]] = [[] for _ in tasks]
-    replies: list[list[tuple[PromptedReply, ...]]] = [[] for _ in tasks]
-    in_vain, forfeits = [0] * len(tasks), [0] * len(tasks)  # actions in vain in a row; turns left when given up
-    unread = [False] * len(tasks)  # whether there is no action in the last reply
-    invalid: list[list[bool]] = [[] for _ in tasks]  # of each turn
+    ledgers = [_Ledger() for _ in tasks]
     seeds = np.random.default_rng(seed)
 
     def write(prompts: list[tuple[int, ...]], role: str) -> list[PromptedReply]:
@@ -220,41 +233,40 @@ def play(
         return [PromptedReply(*pair) for pair in zip(prompts, outputs, strict=True)]
 
     def decide(histories: Sequence[History], t: int) -> host_games.StepDecisions:
-        numbers = [history.task[2] for history in histories]
-        for i, history in zip(numbers, histories, strict=True):
+        running = [ledgers[history.task[2]] for history in histories]
+        for ledger, history in zip(running, histories, strict=True):
             if t:
                 text = f"Observation: {marked(_observation(history, t))}\n{player._begin}"
+                thought, action = _thought(player, ledger.replies[-1]), ledger.replies[-1][-1].written
                 # The model's tokens are taken as they were drawn, never tokenised again from their text.
-                steps[i].append(_thought(player, replies[i][-1]) + player.after(replies[i][-1][-1].written, text))
+                ledger.steps.append(thought + player.after(action, text))
         # 1. A thought first, if the dialogue has them; 2. the action, after the thought's own tokens.
-        prompts = [player.prompt(history, steps[i]) for i, history in zip(numbers, histories, strict=True)]
+        prompts = [player.prompt(history, ledger.steps) for ledger, history in zip(running, histories, strict=True)]
         turn_replies = [()] * len(prompts)
         if player.dialogue.label:
             turn_replies = [(reply,) for reply in write(prompts, "thought")]
             prompts = [reply.prompt + player.after(reply.written, "Action:") for (reply,) in turn_replies]
         turn_replies = [(*before, reply) for before, reply in zip(turn_replies, write(prompts, "action"), strict=True)]
-        for i, game_replies in zip(numbers, turn_replies, strict=True):
-            replies[i].append(game_replies)
         lines = [player.line(game_replies[-1].written) for game_replies in turn_replies]
         parsed = [read_action(line, game.actions) for line in lines]
-        for i, (_, problem) in zip(numbers, parsed, strict=True):
-            unread[i] = bool(problem)
+        for ledger, game_replies, (_, problem) in zip(running, turn_replies, parsed, strict=True):
+            ledger.replies.append(game_replies)
+            ledger.unread = bool(problem)
         # The game answers to what was written even where no action can be read in it.
         actions = [action or line or "nothing" for (action, _), line in zip(parsed, lines, strict=True)]
         notes = [player.line(game_replies[0].written) if len(game_replies) > 1 else "" for game_replies in turn_replies]
-        return host_games.StepDecisions(
-            actions, notes, [[]] * len(turn_replies), [{"problem": problem} for _, problem in parsed]
-        )
+        thinking = [{"problem": problem} for _, problem in parsed]
+        return host_games.StepDecisions(actions, notes, [[]] * len(turn_replies), thinking)
 
     def rule(history: History, outcome: Outcome) -> Outcome:
-        i, t = history.task[2], len(history.steps) + 1
-        in_vain[i] = in_vain[i] + 1 if unread[i] or not outcome.valid else 0
-        invalid[i].append(unread[i] or not (outcome.valid or outcome.idle))
+        ledger, t = ledgers[history.task[2]], len(history.steps) + 1
+        ledger.in_vain = ledger.in_vain + 1 if ledger.unread or not outcome.valid else 0
+        ledger.invalid.append(ledger.unread or not (outcome.valid or outcome.idle))
         if outcome.done or t == game.max_steps:
             return outcome
         # Turns that are given up count as invalid actions, so that giving up early does not pay.
-        if give_up and in_vain[i] >= give_up:
-            forfeits[i] = game.max_steps - t
+        if give_up and ledger.in_vain >= give_up:
+            ledger.forfeit = game.max_steps - t
             return outcome._replace(done=True)
         try:
             player.prompt(History(history.goal, outcome.observation), ())
@@ -262,11 +274,11 @@ def play(
             return outcome._replace(done=True, error=str(error))
         return outcome
 
-    # Tasks carry their number, by which the lists above are found from a history.
+    # Tasks carry their number, by which an episode's ledger is found from its history.
     numbered = dataclasses.replace(game, reset=lambda tasks: game.reset([task[:2] for task in tasks]))
     named = [(*task, i) for i, task in enumerate(tasks)]
     episodes = host_games.play(numbered, decide, named, rule=rule, pictured=pictured)
-    return [_played(*parts) for parts in zip(episodes, replies, invalid, forfeits, strict=True)]
+    return [_played(episode, ledger) for episode, ledger in zip(episodes, ledgers, strict=True)]
 
 
 def _thought(player: TranscriptPlayer, replies: tuple[PromptedReply, ...]) -> tuple[int, ...]:
@@ -279,17 +291,10 @@ def _observation(history: History, number: int) -> str:
     return history.steps[number - 1].observation if number else history.observation
 
 
-def _played(
-    episode: host_games.Episode, replies: Sequence[tuple[PromptedReply, ...]], invalid: Sequence[bool], forfeit: int
-) -> PlayedTranscript:
+def _played(episode: host_games.Episode, ledger: _Ledger) -> PlayedTranscript:
+    history, rewards = episode.history, episode.rewards
     turns = tuple(
-        TranscriptTurn(
-            _observation(episode.history, t),
-            turn_replies,
-            episode.history.steps[t].action,
-            episode.rewards[t],
-            invalid[t],
-        )
-        for t, turn_replies in enumerate(replies)
+        TranscriptTurn(_observation(history, t), replies, history.steps[t].action, rewards[t], ledger.invalid[t])
+        for t, replies in enumerate(ledger.replies)
     )
-    return PlayedTranscript(dataclasses.replace(episode, task=episode.task[:2]), turns, forfeit)
+    return PlayedTranscript(dataclasses.replace(episode, task=episode.task[:2]), turns, ledger.forfeit)

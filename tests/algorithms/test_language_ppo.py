@@ -285,18 +285,6 @@ def test_the_value_error_does_not_reach_the_model(params, state):
     assert not all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), after.critic, before.critic)))
 
 
-def test_a_game_that_is_cut_bootstraps_from_its_last_position(params):
-    game = signals(endless=True)
-    policy = MovePolicy.for_game(game, MODEL, TOKENIZER)
-    value = lambda hidden: jnp.tanh(hidden[:, 0])
-    run = lambda v: ppo.play_games(policy, game, v, value, KEY, 6, 3, 0.7)
-    moves, cut_value = jit(run)({"params": params})
-    assert moves.active.all() and not moves.terminated.any() and ppo.results(moves)["cut_rate"] == 1
-    np.testing.assert_allclose(cut_value, moves.value[0], rtol=1e-5)  # the light never changes
-    rows = ppo.make_rows(moves, cut_value, CONFIG)
-    np.testing.assert_allclose(rows.target[2], moves.reward[2] + 0.99 * cut_value, rtol=1e-5)
-
-
 def test_a_game_ends_at_its_environments_limit_and_bootstraps_there(params, policy, state):
     """Two of the five moves that are asked for; then nothing counts, and no advantage comes from after the end."""
     game = envs.make("tic_tac_toe", prompt="compact", max_steps=2)

@@ -30,6 +30,7 @@ class Spaces:
 
 
 ROBOT = ControlGame("robot", Spaces(), None)
+NAN, INF, BALL = float("nan"), float("inf"), [36, 30, 20, 40, 1, 2]
 
 
 def critical(obs, taken, suggested=None, rewards=None, judged=True):
@@ -43,19 +44,18 @@ def findings():
 
 
 def test_equal_states_are_one_row_by_vote_and_mean():
-    obs = [36, 30, 20, 40, 1, 2]
     other_opponent = [36, 10, 20, 40, 1, 2]
     table = ultra.make_table(
         [
-            critical(obs, 0, 1, {0: -1.0, 1: 0.5}),
+            critical(BALL, 0, 1, {0: -1.0, 1: 0.5}),
             critical(other_opponent, 0, 1, {0: -0.5, 1: 1.0}),
-            critical(obs, 1, 2, {1: 0.0}),
+            critical(BALL, 1, 2, {1: 0.0}),
             critical([36, 30, 20, 42, 1, 2], 2, None, {2: 0.25}),
         ],
         GAME,
     )
     assert table.codes.shape == (2,) and table.suggested.tolist() == [True, False]
-    row = int(ultra.look_up(table, GAME, 0.3, jnp.asarray([obs], jnp.float32))[1][0])
+    row = int(ultra.look_up(table, GAME, 0.3, jnp.asarray([BALL], jnp.float32))[1][0])
     assert table.action[row] == 1
     rewards = {
         int(a): float(r) for a, r, known in zip(table.judged[row], table.rewards[row], table.known[row]) if known
@@ -98,9 +98,6 @@ def test_the_nearest_critical_state_is_the_nearest_far_from_the_origin_too():
     assert hit.all() and row.tolist() == list(range(40))
 
 
-NAN, INF, BALL = float("nan"), float("inf"), [36, 30, 20, 40, 1, 2]
-
-
 @pytest.mark.parametrize(
     "game, state, says",
     [
@@ -129,9 +126,8 @@ def test_equation_1_replaces_where_there_is_a_suggestion():
 
 
 def test_who_says_nothing_usable_of_an_action_has_no_vote():
-    obs = [36, 30, 20, 40, 1, 2]
-    unread = [critical(obs, 1, judged=False)] * 2
-    for others, suggestion in (([critical(obs, 1, 2)], 2), ([critical(obs, 1, 2), *[critical(obs, 1)] * 2], 1)):
+    unread = [critical(BALL, 1, judged=False)] * 2
+    for others, suggestion in (([critical(BALL, 1, 2)], 2), ([critical(BALL, 1, 2), *[critical(BALL, 1)] * 2], 1)):
         table = ultra.make_table([*unread, *others], GAME)
         assert table.suggested.tolist() == [True] and table.action.tolist() == [suggestion]
     assert not ultra.make_table(unread, GAME).suggested.any()

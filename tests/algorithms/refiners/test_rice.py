@@ -19,29 +19,27 @@ RND = RNDConfig(num_minibatches=2, width=16, outputs=8)
 begin = jax.jit(ppo.init_state, static_argnums=(0, 2))
 
 
-def recorded(game, timestep, episodes=3):
-    """The states at `timestep` of some episodes of a fresh agent."""
+def recorded(game, timesteps):
+    """(obs, states, aux) of RICE: states of some episodes of a fresh agent, at a timestep of each."""
     env = GAMES[game]
 
     @jax.jit
     def play(key):
         state = ppo.init_state(env, env.default_params, SMALL, key)
-        return control.record(player(env, env.default_params, SMALL, state), key, episodes, 5)
+        return control.record(player(env, env.default_params, SMALL, state), key, len(timesteps), 5)
 
-    record = play(jax.random.key(0))
-    return record, rice.starts_of(record, jnp.full(episodes, timestep))
+    obs, env_state = rice.starts_of(play(jax.random.key(0)), jnp.array(timesteps))
+    return obs, env_state, rice.init(jax.random.key(0), obs, env_state, RND)
 
 
 def test_starts_are_the_states_before_the_chosen_steps():
-    record, _ = recorded("discrete", 0)
-    obs, env_state = rice.starts_of(record, jnp.array([0, 4, 2]))
+    obs, env_state, _ = recorded("discrete", [0, 4, 2])
     np.testing.assert_array_equal(env_state.cell, [0, 4, 2])
     np.testing.assert_array_equal(obs, jax.nn.one_hot(jnp.array([0, 4, 2]), CELLS))
 
 
 def test_the_clock_restarts_and_nothing_else():
-    _, (obs, env_state) = recorded("continuous", 3)
-    aux = rice.init(jax.random.key(0), obs, env_state, RND)
+    _, env_state, aux = recorded("continuous", [3] * 3)
     np.testing.assert_array_equal(env_state.time, 3)
     np.testing.assert_array_equal(aux.env_state.time, 0)
     np.testing.assert_array_equal(aux.env_state.place, env_state.place)
@@ -51,8 +49,7 @@ def test_the_clock_restarts_and_nothing_else():
 
 @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
 def test_the_share_of_critical_starts_is_p(probability):
-    _, (obs, env_state) = recorded("continuous", 3, episodes=4)
-    aux = rice.init(jax.random.key(0), obs, env_state, RND)
+    obs, _, aux = recorded("continuous", [3] * 4)
     reset = rice.hooks(probability, RND).reset
     N, env = 4000, GAMES["continuous"]
 
@@ -73,10 +70,8 @@ def test_the_share_of_critical_starts_is_p(probability):
 
 
 def test_episodes_go_on_from_critical_states():
-    _, (obs, env_state) = recorded("discrete", 3)
     env, config = GAMES["discrete"], dataclasses.replace(SMALL, num_steps=64)
-    state = begin(env, env.default_params, config, jax.random.key(0))
-    state = state.replace(aux=rice.init(jax.random.key(1), obs, env_state, RND))
+    state = begin(env, env.default_params, config, jax.random.key(0), recorded("discrete", [3] * 3)[2])
     collect = jax.jit(ppo.make_collect(env, env.default_params, config, rice.hooks(1.0, RND)))
     _, steps = collect(state, jax.random.key(2))
     cells = np.argmax(steps.obs, -1)
@@ -87,9 +82,7 @@ def test_episodes_go_on_from_critical_states():
 
 
 def test_the_bonus_is_that_of_random_network_distillation():
-    _, (obs, env_state) = recorded("discrete", 3)
-    aux = rice.init(jax.random.key(0), obs, env_state, RND)
-    env = GAMES["discrete"]
+    env, aux = GAMES["discrete"], recorded("discrete", [3] * 3)[2]
     state = begin(env, env.default_params, SMALL, jax.random.key(0), aux)
     _, steps = jax.jit(ppo.make_collect(env, env.default_params, SMALL))(state, jax.random.key(2))
     bonus, after, _ = jax.jit(rice.hooks(0.5, RND).bonus)(aux, steps, state.obs_moments)
@@ -99,7 +92,7 @@ def test_the_bonus_is_that_of_random_network_distillation():
 
 
 def test_what_cannot_be_is_refused():
-    _, (obs, env_state) = recorded("discrete", 0)
+    obs, env_state, _ = recorded("discrete", [0] * 3)
     with pytest.raises(ValueError, match="probability is 1.5"):
         rice.hooks(1.5)
     with pytest.raises(ValueError, match="2 observations"):

@@ -31,6 +31,10 @@ def base_agent(game, seed=0):
     return state.replace(params=params), MaskParams(env.default_params, params, state.obs_moments)
 
 
+def masked_game(game):
+    return MaskedEnv(GAMES[game], GAMES[game].default_params, SMALL)
+
+
 def executed(masked, params, action):
     """What N steps from one state execute, read from where they lead."""
 
@@ -45,8 +49,7 @@ def executed(masked, params, action):
 
 def test_blinding_leaves_a_continuous_action_to_chance():
     _, params = base_agent("continuous")
-    masked = MaskedEnv(GAMES["continuous"], GAMES["continuous"].default_params, SMALL)
-    blind = executed(masked, params, BLIND)
+    blind = executed(masked_game("continuous"), params, BLIND)
     for row in blind.T:  # uniform in [-1, 1]
         assert np.abs(row).max() <= 1 + 1e-5
         counts = np.histogram(row, bins=8, range=(-1.0001, 1.0001))[0]
@@ -55,8 +58,7 @@ def test_blinding_leaves_a_continuous_action_to_chance():
 
 def test_keeping_lets_the_base_policy_act_with_its_own_noise():
     state, params = base_agent("continuous")
-    env = GAMES["continuous"]
-    masked = MaskedEnv(env, env.default_params, SMALL)
+    env, masked = GAMES["continuous"], masked_game("continuous")
     obs, _ = masked.reset_env(jax.random.key(1), params)
     mean, log_std = ppo.agent_of(env, env.default_params, SMALL).policy(state.params, state.obs_moments, obs[None])
     kept = executed(masked, params, KEEP)
@@ -66,9 +68,7 @@ def test_keeping_lets_the_base_policy_act_with_its_own_noise():
 
 
 def test_a_discrete_action_is_one_of_all_or_the_base_agents():
-    env = GAMES["discrete"]
-    _, params = base_agent("discrete")
-    masked = MaskedEnv(env, env.default_params, SMALL)
+    masked, (_, params) = masked_game("discrete"), base_agent("discrete")
     obs, state = masked.reset_env(jax.random.key(0), params)
     door = state.replace(inner=state.inner.replace(cell=jnp.int32(DOOR)))
     for action, share in ((BLIND, 0.25), (KEEP, 1.0)):
@@ -78,9 +78,7 @@ def test_a_discrete_action_is_one_of_all_or_the_base_agents():
 
 
 def test_the_mask_sees_rewards_and_ends_of_the_game_and_its_bonus():
-    env = GAMES["continuous"]
-    _, params = base_agent("continuous")
-    masked = MaskedEnv(env, env.default_params, SMALL)
+    masked, (_, params) = masked_game("continuous"), base_agent("continuous")
     state = ppo.init_state(masked, params, SMALL, jax.random.key(4))
     _, steps = jax.jit(ppo.make_collect(masked, params, SMALL))(state, jax.random.key(5))
     np.testing.assert_allclose(steps.reward, -jnp.sum(steps.next_obs**2, -1), rtol=1e-5)
@@ -93,8 +91,7 @@ def test_the_mask_sees_rewards_and_ends_of_the_game_and_its_bonus():
 
 def test_importance_shows_the_one_state_that_matters():
     env = GAMES["discrete"]
-    base, params = base_agent("discrete")
-    masked = MaskedEnv(env, env.default_params, SMALL)
+    masked, (base, params) = masked_game("discrete"), base_agent("discrete")
     config = dataclasses.replace(SMALL, num_envs=16, num_steps=20, epochs=4, learning_rate=3e-3, features=(16,))
     state = jax.jit(lambda key: ppo.init_state(masked, params, config, key))(jax.random.key(1))
     update = ppo.make_update(masked, params, config, state_mask.hooks())
