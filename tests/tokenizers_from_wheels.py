@@ -19,7 +19,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from nlrl_jax.lm.tokenizer import Tokenizer, byte_table
+from nlrl_jax.lm.spelling import byte_table
+from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.weights.gguf_tokenizer import LLAMA3, QWEN2, split_pattern, tokenizer_from_gguf
 
 CHATML = (

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nlrl_jax.backends.transport import EndpointError
-from nlrl_jax.lm.tokenizer import token_bytes
+from nlrl_jax.lm.spelling import token_bytes
 from nlrl_jax.types import LEAST, ROUNDING
 
 Tokens = Sequence[tuple[str, float]]

@@ -25,6 +25,7 @@ import tokenizers
 from nlrl_jax.lm.borders import PLACE, Borders
 from nlrl_jax.lm.chat_template import TemplateOptions, render
 from nlrl_jax.lm.control_tokens import MARK, ControlTokens
+from nlrl_jax.lm.spelling import byte_level_bytes, sentencepiece_bytes
 from nlrl_jax.lm.thoughts import NO_THOUGHTS, closing
 from nlrl_jax.lm.tokenizer_files import TokenizerFiles, build_backend, read_token_ids, read_tokenizer
 
@@ -305,7 +306,7 @@ class Tokenizer:
         """
         added = self.backend.get_added_tokens_decoder()
         decoder = repr(self.backend.decoder) + repr(self.backend.pre_tokenizer)
-        to_bytes = _byte_level_bytes if "ByteLevel" in decoder else _sentencepiece_bytes
+        to_bytes = byte_level_bytes if "ByteLevel" in decoder else sentencepiece_bytes
         table = [b""] * self.vocab_size
         for token, i in self.backend.get_vocab(with_added_tokens=True).items():
             if i in added:
@@ -339,39 +340,6 @@ def _of_files(files: TokenizerFiles, named_ids: Mapping[str, tuple[int, ...]]) -
         post_processor=files.post_processor,
         clean_up=files.clean_up,
     )
-
-
-@functools.lru_cache(maxsize=1)
-def byte_table() -> dict[int, str]:
-    """GPT-2's bijection from bytes to printable characters: printable bytes stand for themselves,
-    the other 68 are counted up from U+0100."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {byte: chr(byte) for byte in printable}
-    unmapped = (byte for byte in range(256) if byte not in table)
-    return table | {byte: chr(0x100 + n) for n, byte in enumerate(unmapped)}
-
-
-@functools.lru_cache(maxsize=1)
-def _byte_of() -> dict[str, int]:
-    return {character: byte for byte, character in byte_table().items()}
-
-
-def _byte_level_bytes(token: str) -> bytes:
-    table = _byte_of()
-    if all(character in table for character in token):
-        return bytes(table[character] for character in token)
-    return token.encode()
-
-
-def token_bytes(token: str) -> bytes:
-    """The bytes of a vocabulary's token, of whichever kind: "\u0120go" and "\u2581go" are both " go"."""
-    return _sentencepiece_bytes(token) if "\u2581" in token else _byte_level_bytes(token)
-
-
-def _sentencepiece_bytes(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return token.replace("\u2581", " ").encode()
 
 
 def _write_json(path: pathlib.Path, value) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from nlrl_jax.lm.tokenizer import Tokenizer, byte_table
+from nlrl_jax.lm.spelling import byte_table
+from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.tokenizer_files import QWEN2, SPLIT
 from nlrl_jax.weights.gguf_file import GGUFFile
 from nlrl_jax.weights.gguf_sentencepiece import merges_by_score, sentencepiece_backend

@@ -12,7 +12,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from nlrl_jax.lm.tokenizer import Tokenizer, byte_table
+from nlrl_jax.lm.spelling import byte_table
+from nlrl_jax.lm.tokenizer import Tokenizer
 from tests import tokenizers_from_wheels as wheels
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "P _ O _\n(1, 23), été 日本\n"}]

@@ -7,7 +7,7 @@ characters in TEXT, so that each wrong split of TEXT gives other tokens.
 import gguf as reference
 import pytest
 
-from nlrl_jax.lm.tokenizer import byte_table
+from nlrl_jax.lm.spelling import byte_table
 from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
 from tests.tokenizers_from_wheels import special_ids
 
