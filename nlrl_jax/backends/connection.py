@@ -165,9 +165,6 @@ class Deadlines:
     def connect_tcp(self, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
         return _Stream(self._inner.connect_tcp(host, port, self.left(timeout), **options), self)
 
-    def sleep(self, seconds: float) -> None:
-        self._inner.sleep(seconds)
-
 
 class _Stream:
     """A connection whose calls end with the request's time."""
