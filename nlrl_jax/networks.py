@@ -143,7 +143,7 @@ class Agent:
       normalize_obs: observations are normalised by the running moments that are passed in.
     """
 
-    def __init__(self, env: Any, env_params: Any, features: tuple[int, ...] = (64, 64), normalize_obs: bool = True):
+    def __init__(self, env: Any, env_params: Any, features: tuple[int, ...], normalize_obs: bool):
         space = env.action_space(env_params)
         self.continuous = not hasattr(space, "n")
         outputs = int(space.shape[0]) if self.continuous else int(space.n)

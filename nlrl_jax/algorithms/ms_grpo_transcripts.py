@@ -161,11 +161,11 @@ def credit(
     counts: np.ndarray,
     config: MSGRPOConfig,
 ) -> np.ndarray:
-    """The advantage of each turn, float32 [n, G', T]: T a power of two, what is no turn or not kept has 0.
+    """The advantage of each turn, float32 [n, G', T], T a power of two; 0 where no turn is, or its episode does not count.
 
     Args:
       rewards: composite, of each turn of each learned episode. advantages: [n, G'], of the episodes.
-      kept: bool [n, G'], episodes that count.
+      counts: bool [n, G'], which episodes count.
     """
     T = bucket(max(len(turn_rewards) for group in rewards for turn_rewards in group), 1)
     n, G = advantages.shape

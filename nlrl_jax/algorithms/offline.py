@@ -134,11 +134,12 @@ def pairs(
             [1.0 if trajectory.success or not signed else -1.0] * len(trajectory.history.steps)
             for trajectory in trajectories
         ]
-    return [
-        example
-        for trajectory, row in zip(trajectories, rows, strict=True)
-        for example in _examples(acting(config, dialogue, trajectory.success), trajectory.history, row, joined)
-    ]
+    examples: Pairs = []
+    for trajectory, weights in zip(trajectories, rows, strict=True):
+        learned = zip(actions(trajectory.history), weights, strict=True)
+        weighted = [line._replace(weight=weight) for line, weight in learned]
+        examples += lines.pairs(acting(config, dialogue, trajectory.success), weighted, joined)
+    return examples
 
 
 def dense_returns(trajectory: Trajectory, step_reward: float) -> list[float]:
@@ -166,12 +167,6 @@ def q_values(model: LanguageModel, dialogue: Dialogue, histories: Sequence[Histo
     # All episodes' actions in one list; each episode takes as many of them as it has steps.
     differences = (good.log_prob - bad.log_prob for good, bad in scores)
     return [list(itertools.islice(differences, len(history.steps))) for history in histories]
-
-
-def _examples(dialogue: Dialogue, history: History, weights: Sequence[float], joined: bool) -> Pairs:
-    """An episode whose actions have `weights` [T]."""
-    weighted = [line._replace(weight=weight) for line, weight in zip(actions(history), weights, strict=True)]
-    return lines.pairs(dialogue, weighted, joined)
 
 
 def actions(history: History) -> list[TrainingLine]:

@@ -82,7 +82,7 @@ def transcripts_of(
 
     Args:
       advantages: of each turn. weight: of each token.
-      begin: what every prompt begins with (`Played.begins`); the transcripts hold what follows.
+      begin: what every prompt begins with (`PlayedTranscript.begins`); the transcripts hold what follows.
     """
     transcripts: list[Transcript] = []
     for turn, advantage in zip(turns, advantages, strict=False):

@@ -15,7 +15,6 @@ from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.text.prompts import chat_prompt
 from nlrl_jax.text.word_trie import word_trie
 from tests.algorithms.signals import signals
 from tests.tokenizers_from_wheels import small_tokenizer
@@ -118,19 +117,6 @@ def test_tied_embeddings_are_read_too(params, played):
         scores, logits[:, [TOKENIZER.encode(word)[0] for word in GAME.actions]], rtol=1e-5, atol=1e-5
     )
     assert np.ptp(scores, axis=1).min() > 0.1
-
-
-def test_the_prompt_is_the_game_as_a_chat(policy, played):
-    moves, _ = played
-    template = chat_prompt(GAME, TOKENIZER.render_chat, "compact", 1)
-    opening = template.render({"cells": [0] * 9, "player": 0})
-    S, n = moves.prompts.shape[-1], moves.lengths[0]
-    texts = [
-        TOKENIZER.decode([*policy.template.prefix, *row[S - k :]], skip_special_tokens=False)
-        for row, k in zip(moves.prompts[0], n)
-    ]
-    assert opening in texts and any("O | 2 | 3" in text and "X to move" in text for text in texts)
-    assert opening.endswith("<|im_start|>assistant\n")
 
 
 def test_all_probability_is_on_legal_moves_and_only_they_are_played(played):
