@@ -161,7 +161,7 @@ def credit(
     counts: np.ndarray,
     config: MSGRPOConfig,
 ) -> np.ndarray:
-    """The advantage of each turn, float32 [n, G', T], T a power of two; 0 where no turn is, or its episode does not count.
+    """The advantage of each turn, float32 [n, G', T], T a power of two; 0 where no turn or no counted episode is.
 
     Args:
       rewards: composite, of each turn of each learned episode. advantages: [n, G'], of the episodes.
