@@ -178,6 +178,7 @@ class RowBatch:
             text = self.texts[number] + replies[number].tokens[:-1]
             if not call.cache.lasting or (slots := call.cache.add(text)) is None:
                 continue
+            # Its beginning was filled when it was read, unless it had to make room since.
             places = np.flatnonzero(~call.cache.filled[slots])
             if len(places) and places[0] >= P:  # a row does not hold its prefix
                 call.cache.filled[slots] = True
@@ -220,19 +221,16 @@ def score(network: Network, session: Session, pairs: Sequence[tuple[Text, Text]]
 def _add_log_probs(network: Network, chunk: HiddenChunk, pairs: Sequence[tuple[Text, Text]], log_probs: np.ndarray):
     """Adds to `log_probs` [pairs] those of the tokens that a chunk's hidden states predict."""
     C = chunk.states.shape[1]
-    places, targets, numbers = [], [], []
+    scored = []  # (place in the chunk, token that is predicted there, number of the pair)
     for row, (cached_text, offset) in enumerate(zip(chunk.texts, chunk.offsets.tolist())):
         for number in cached_text.numbers:
             prompt, continuation = pairs[number]
-            # Token j of a continuation is predicted at place len(prompt) - 1 + j of the text.
-            columns = len(prompt) - 1 - offset + np.arange(len(continuation))
-            inside = (columns >= 0) & (columns < C)
-            places.append(row * C + columns[inside])
-            targets.append(np.array(continuation, np.int32)[inside])
-            numbers.append(np.full(int(inside.sum()), number))
-    place, target, number = map(np.concatenate, (places, targets, numbers))
-    if not len(place):
+            for column, token in enumerate(continuation, len(prompt) - 1 - offset):
+                if 0 <= column < C:
+                    scored.append((row * C + column, token, number))
+    if not scored:
         return
+    place, target, number = np.array(scored).T
     distinct, row = np.unique(place, return_inverse=True)  # several continuations may begin after one place
     U, Q = batching.bucket(len(distinct), 64), batching.bucket(len(place), 64)
     place_U, row_Q, target_Q = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)

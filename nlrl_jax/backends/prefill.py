@@ -119,6 +119,7 @@ class Call:
         """Stores tokens `source` of kv [layers, K, A, S, D], counted over A * S, in slots of the pool."""
         if len(slots):
             Q = batching.bucket(len(slots), 64)
+            # Padding goes to a slot past the end of the pool, which is nowhere.
             source_Q, slots_Q = np.zeros(Q, np.int32), np.full(Q, np.iinfo(np.int32).max, np.int32)
             source_Q[: len(source)], slots_Q[: len(slots)] = source, slots
             self.grow_pool()

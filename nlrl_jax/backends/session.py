@@ -115,6 +115,7 @@ class TextCache:
 
     def add(self, text: Text) -> np.ndarray | None:
         """Slots int32 [tokens] of a text, new ones where it is new; None if there is no room for it."""
+        # 1. Follow the text as far as it is in the tree.
         slots, slot = [], -1
         for token in text:
             slot = self._next.get((slot, token))
@@ -123,9 +124,11 @@ class TextCache:
             slots.append(slot)
         self._clock += 1
         self._last_use[slots] = self._clock  # before others are forgotten for it
+        # 2. Make room for its other tokens.
         missing = len(text) - len(slots)
         if missing and not self._make_room(missing):
             return None
+        # 3. Put them into the tree, each behind the one before it.
         for token in text[len(slots) :]:
             key = (slots[-1] if slots else -1, token)
             slot = self._free.pop() if self._free else len(self._keys)
@@ -197,6 +200,7 @@ class Session:
         """
         longest, capacity = max(map(len, texts)), int(self.megabytes * 1e6 / token_bytes(config))
         if capacity < longest:
+            # A power of two, as each size of a pool has programs of its own.
             slots = 1 << (min(sum(map(len, set(texts))), longest * rows) - 1).bit_length()
             yield TextCache(slots, slots, lasting=False)
             return
