@@ -201,7 +201,7 @@ class Request:
             return self._try_without(["n"])
         if doubts and (failure.is_final or attempt + 1 >= PATIENCE or attempts_left == 1):
             return self._try_without(doubts)
-        if self._tried[1:] and not failure.is_final:
+        if {*self._tried} - {"n"} and not failure.is_final:
             self._tried, self._is_whole_again = [], True
             return self._send(self.known.allowed(self._whole, self.fixed))
         return None

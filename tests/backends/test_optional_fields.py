@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from nlrl_jax.backends.optional_fields import named_fields
+from nlrl_jax.backends.optional_fields import OPTIONAL, named_fields
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.types import Chat, Sampling
@@ -133,6 +133,14 @@ def test_an_outage_ends_after_its_attempts(form, times, retries):
         with pytest.raises(EndpointError, match=f"failed {retries + 1} times, the last time with"):
             ask.complete(questions(1, times), ALL, "policy")
         assert len(server.requests) == retries + 1 and not ask.known.refused
+
+
+def test_a_longer_outage_costs_the_one_field_that_has_not_worked_nothing():
+    with Server(*[s.status(500)] * 5) as server:
+        ask = model(server, concurrency=1)
+        ask.known.accepted.update(OPTIONAL.keys() - {"seed"})
+        assert ask.complete(questions(1), ALL, "policy")[0].text and not ask.known.refused
+        assert ["seed" in request.body for request in server.requests] == [True] * 3 + [False] * 2 + [True]
 
 
 def test_a_field_that_has_worked_is_not_blamed_for_a_passing_failure():
