@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from tokenizers import models
 SPACE = "\u2581"  # how SentencePiece writes a space
 # Stands for what comes before a text. A private-use character: it is in no token, so that nothing merges with it.
 PLACE = "\ue000"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
@@ -73,8 +75,8 @@ class Borders:
                 return "it makes neighbouring unknown characters one token (fuse_unk)"
         if self.prefix_space and any(PLACE in token for token in vocabulary):
             return f"its vocabulary holds the private-use character U+{ord(PLACE):X}"
-        merges = json.loads(model.__getstate__())["merges"]
-        if any(not _BYTES.isdisjoint(pair) for pair in merges):
+        # What a merge makes holds both its parts.
+        if any(_BYTE.search(token) for token in vocabulary if token not in _BYTES):
             return "it merges the tokens of bytes"
         return ""
 

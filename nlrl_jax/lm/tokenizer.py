@@ -88,7 +88,7 @@ class Tokenizer:
         named = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
         special = {name: token for name, token in named.items() if token is not None}
         files = TokenizerFiles(build_backend(spec), spec.get("post_processor"), special, chat_template, clean_up=False)
-        return _of_files(files, {"bos": (), "eos": tuple(map(int, eos_ids)), "pad": ()})
+        return Tokenizer.of_files(files, {"bos": (), "eos": tuple(map(int, eos_ids)), "pad": ()})
 
     @staticmethod
     def from_pretrained(folder: str | pathlib.Path) -> Tokenizer:
@@ -102,7 +102,33 @@ class Tokenizer:
           ValueError: a file is damaged or cannot be converted.
         """
         folder = pathlib.Path(folder)
-        return _of_files(read_tokenizer(folder), read_token_ids(folder))
+        return Tokenizer.of_files(read_tokenizer(folder), read_token_ids(folder))
+
+    @staticmethod
+    def of_files(files: TokenizerFiles, named_ids: Mapping[str, tuple[int, ...]]) -> Tokenizer:
+        """A tokenizer of what a folder or file says of it; `named_ids`: "bos", "eos" and "pad" by number.
+
+        Raises:
+          ValueError: a named special token is not in the vocabulary.
+        """
+        ids, special = {}, dict(files.special_tokens)
+        tokens = {f"{role}_token": special.pop(f"{role}_token", None) for role in _ROLES}
+        for role, token in zip(_ROLES, tokens.values(), strict=True):
+            token_ids = [] if token is None else [files.backend.token_to_id(token)]
+            if None in token_ids:
+                raise ValueError(f"the {role} token {token!r} is not in the vocabulary")
+            ids[role] = tuple(dict.fromkeys([*token_ids, *named_ids[role]]))
+        return Tokenizer(
+            files.backend,
+            files.chat_template,
+            **tokens,
+            other_tokens=special,
+            eos_ids=ids["eos"],
+            pad_id=(ids["pad"] or ids["eos"] or (0,))[0],
+            bos_id=ids["bos"][0] if ids["bos"] else None,
+            post_processor=files.post_processor,
+            clean_up=files.clean_up,
+        )
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -318,28 +344,6 @@ class Tokenizer:
         # One flat array and offsets, so that a program on the device can read the bytes of any token.
         offsets = np.cumsum([0] + [len(b) for b in table], dtype=np.int32)
         return np.frombuffer(b"".join(table), np.uint8), offsets
-
-
-def _of_files(files: TokenizerFiles, named_ids: Mapping[str, tuple[int, ...]]) -> Tokenizer:
-    """`named_ids`: those of "bos", "eos" and "pad" that are named by number."""
-    ids, special = {}, dict(files.special_tokens)
-    tokens = {f"{role}_token": special.pop(f"{role}_token", None) for role in _ROLES}
-    for role, token in zip(_ROLES, tokens.values(), strict=True):
-        token_ids = [] if token is None else [files.backend.token_to_id(token)]
-        if None in token_ids:
-            raise ValueError(f"the {role} token {token!r} is not in the vocabulary")
-        ids[role] = tuple(dict.fromkeys([*token_ids, *named_ids[role]]))
-    return Tokenizer(
-        files.backend,
-        files.chat_template,
-        **tokens,
-        other_tokens=special,
-        eos_ids=ids["eos"],
-        pad_id=(ids["pad"] or ids["eos"] or (0,))[0],
-        bos_id=ids["bos"][0] if ids["bos"] else None,
-        post_processor=files.post_processor,
-        clean_up=files.clean_up,
-    )
 
 
 def _write_json(path: pathlib.Path, value) -> None:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from nlrl_jax.lm.spelling import byte_table
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.lm.tokenizer_files import QWEN2, SPLIT
+from nlrl_jax.lm.tokenizer_files import QWEN2, SPLIT, TokenizerFiles
 from nlrl_jax.weights.gguf_file import GGUFFile
 from nlrl_jax.weights.gguf_sentencepiece import merges_by_score, sentencepiece_backend
 
@@ -67,6 +67,7 @@ _CODE_ENDS = {
 # How a key ends -> the type of its value; the others are strings.
 _KINDS = {"_token_id": int, ("_bos_token", "_prefix"): bool, ("tokens", "merges", "token_type", "scores"): list}
 _UNDEFINED, _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(7)  # GGUF token types
+_ROLES = ("bos", "eos", "pad")
 _JOINED = (_NORMAL, _USER_DEFINED, _UNUSED)  # what SentencePiece's merges make: no text becomes a control token
 
 
@@ -93,61 +94,72 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
             raise ValueError(f"{path} has tokenizer.{name} = {str(value)[:40]}; it must be of type {kind.__name__}")
         return value
 
-    def needed(name):
-        if read(name) is None:
-            raise ValueError(f"{path} lacks the metadata key tokenizer.{name}")
-        return read(name)
-
-    model, pre = read("ggml.model"), read("ggml.pre")
+    model = read("ggml.model")
     if model not in ("gpt2", "llama"):
         raise ValueError(
             f"{path} has a tokenizer of kind {model!r:.60}; only 'gpt2' (byte-level BPE) and 'llama' (SentencePiece's) "
             "are read"
         )
     is_byte_level = model == "gpt2"
-    pre = _pre_tokenizer_name(path, pre) if is_byte_level else ""
-    tokens = needed("ggml.tokens")
-    order = needed("ggml.merges" if is_byte_level else "ggml.scores")  # of what is joined first
-    _check_entries(path, "tokens", tokens, str, "texts")
-    _check_entries(path, *(("merges", order, str, "texts") if is_byte_level else ("scores", order, float, "numbers")))
-    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # as llama.cpp calls it
-    types = read("ggml.token_type", [1] * len(tokens))
+    pre = _pre_tokenizer_name(path, read("ggml.pre")) if is_byte_level else ""
+    # 1. The vocabulary, and what its rows stand for.
+    tokens = [
+        token or f"[EMPTY_{i}]" for i, token in enumerate(_entries(path, read, "tokens", str))
+    ]  # llama.cpp's name
+    types = read("ggml.token_type", [_NORMAL] * len(tokens))
     ids = {token: i for i, token in enumerate(tokens)}
-    for name, entries in (("type", types), ("score", () if is_byte_level else order)):
-        if len(ids) < len(tokens) or (entries and len(entries) < len(tokens)):
-            fault = "lists a token twice" if len(ids) < len(tokens) else f"gives a {name} to {len(entries)} tokens only"
-            raise ValueError(f"{path}: its vocabulary of {len(tokens)} tokens {fault}")
+    if len(ids) < len(tokens) or len(types) < len(tokens):
+        fault = "lists a token twice" if len(ids) < len(tokens) else f"gives a type to {len(types)} tokens only"
+        raise ValueError(f"{path}: its vocabulary of {len(tokens)} tokens {fault}")
     end_ids = _ends(path, tokens, ids, read)
     named = {role: _token_id(path, tokens, read, role) for role in ("bos", "eos", "padding")}
-    unknown = _token_id(path, tokens, read, "unknown")
     read_as = _read_as(tokens, types, ids, end_ids, is_byte_level)
+    # 2. Its merges. Unused rows behind all others are left out, unless a merge makes them.
     if is_byte_level:
-        merges = _pairs(path, order)
+        merges = _pairs(path, _entries(path, read, "merges", str))
     else:
-        merges = merges_by_score(tokens, order, [kind in _JOINED for kind in types])
+        scores = _entries(path, read, "scores", float)
+        if len(scores) < len(tokens):
+            raise ValueError(f"{path}: its vocabulary of {len(tokens)} tokens gives a score to {len(scores)} only")
+        merges = merges_by_score(tokens, scores, [kind in _JOINED for kind in types])
     joined = {left + right for left, right in merges} if len(ids) - 1 in read_as else set()
     while (last := len(ids) - 1) in read_as.keys() - named.values() and not {tokens[last]} & joined:
         del ids[tokens[last]], read_as[last]
+    # 3. The tokenizer, with the tokens that are matched before all merges.
     if is_byte_level:
-        backend = _backend(path, ids, merges, pre)
+        backend = _byte_level_backend(path, ids, merges, pre)
     else:
-        adds_space = read("ggml.add_space_prefix", True)
-        backend = sentencepiece_backend(ids, merges, None if unknown is None else tokens[unknown], adds_space)
+        unknown = _token_id(path, tokens, read, "unknown")
+        unknown = None if unknown is None else tokens[unknown]
+        backend = sentencepiece_backend(ids, merges, unknown, adds_space=read("ggml.add_space_prefix", True))
     special = [t for t, i in ids.items() if types[i] in (_UNKNOWN, _CONTROL) or i in end_ids]
     user = [t for t, i in ids.items() if types[i] == _USER_DEFINED and i not in end_ids]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False) for token in user])
-    bos, eos, padding = (None if i is None else tokens[i] for i in named.values())
-    tokenizer = Tokenizer.create(backend, read("chat_template"), bos, eos, padding, sorted(end_ids))
-    tokenizer = dataclasses.replace(tokenizer, read_as=read_as)
-    add_bos = read("ggml.add_bos_token")
+    # 4. What begins and ends texts.
+    by_role = {f"{role}_token": None if i is None else tokens[i] for role, i in zip(_ROLES, named.values())}
+    bos, add_bos = by_role["bos_token"], read("ggml.add_bos_token")
     if add_bos and bos is None:
         raise ValueError(f"{path}: tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing")
     by_default = pre in _LLAMA3 or not is_byte_level
     adds_bos = bos is not None and (by_default if add_bos is None else add_bos)
-    if not adds_bos:
-        return tokenizer
-    return _begin_with_bos(dataclasses.replace(tokenizer, post_processor=_adding(bos, backend)))
+    special_tokens = {role: token for role, token in by_role.items() if token is not None}
+    post_processor = _adding(bos, backend) if adds_bos else None
+    files = TokenizerFiles(backend, post_processor, special_tokens, read("chat_template"), clean_up=False)
+    tokenizer = Tokenizer.of_files(files, {"bos": (), "eos": tuple(sorted(end_ids)), "pad": ()})
+    tokenizer = dataclasses.replace(tokenizer, read_as=read_as)
+    return _begin_with_bos(tokenizer) if adds_bos else tokenizer
+
+
+def _entries(path: pathlib.Path, read: Callable[..., Any], name: str, kind: type) -> list[Any]:
+    """A list of the vocabulary, which must be there and hold entries of one type."""
+    entries = read(f"ggml.{name}")
+    if entries is None:
+        raise ValueError(f"{path} lacks the metadata key tokenizer.ggml.{name}")
+    if wrong := [entry for entry in entries if not isinstance(entry, kind)]:
+        what = "texts" if kind is str else "numbers"
+        raise ValueError(f"{path} has {str(wrong[0])[:40]} in tokenizer.ggml.{name}; it must hold {what}")
+    return entries
 
 
 def _pre_tokenizer_name(path: pathlib.Path, pre: str | None) -> str:
@@ -161,11 +173,6 @@ def _pre_tokenizer_name(path: pathlib.Path, pre: str | None) -> str:
     if pre not in PRE_TOKENIZERS:
         raise ValueError(f"{path} names the pre-tokenizer {pre!r:.60}; known are {sorted(PRE_TOKENIZERS)}")
     return pre
-
-
-def _check_entries(path: pathlib.Path, name: str, entries: list[Any], kind: type, what: str) -> None:
-    if wrong := [entry for entry in entries if not isinstance(entry, kind)]:
-        raise ValueError(f"{path} has {str(wrong[0])[:40]} in tokenizer.ggml.{name}; it must hold {what}")
 
 
 def _read_as(
@@ -187,7 +194,9 @@ def _pairs(path: pathlib.Path, merges: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _backend(path: pathlib.Path, ids: dict[str, int], pairs: list[tuple[str, str]], pre: str) -> tokenizers.Tokenizer:
+def _byte_level_backend(
+    path: pathlib.Path, ids: dict[str, int], pairs: list[tuple[str, str]], pre: str
+) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer(models.BPE(ids, pairs, ignore_merges=pre in _LLAMA3))
     except Exception as error:  # the Rust library raises nothing more specific

@@ -116,7 +116,7 @@ def test_a_prompt_begins_with_the_bos_unless_the_file_says_no(write):
     ("arguments", "message"),
     [
         ({"scores": None}, "lacks the metadata key tokenizer.ggml.scores"),
-        ({"scores": SCORES[:-1]}, r"gives a score to \d+ tokens only"),
+        ({"scores": SCORES[:-1]}, r"gives a score to \d+ only"),
         ({"scores": [1] * len(TOKENS)}, "has 1 in tokenizer.ggml.scores; it must hold numbers"),
         ({"add_space_prefix": 1}, "has tokenizer.ggml.add_space_prefix = 1; it must be of type bool"),
         ({"unknown_token_id": 9999}, "tokenizer.ggml.unknown_token_id is 9999; the vocabulary has"),
