@@ -129,6 +129,7 @@ def play(
             # 3. The histories grow: note on the last step, thoughts, then the action and what it led to.
             outcome, history = rule(histories[i], outcomes[k]), histories[i]
             history = history.noted(move.notes[k]) if move.notes[k] else history
+            # Thoughts are steps of the history alone: the game does not see them.
             for thought in move.thoughts[k]:
                 history = history.then(Step(thought, THINK_REPLY))
             states[i] = outcome.state

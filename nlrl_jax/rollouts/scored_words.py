@@ -96,6 +96,7 @@ def play_games(
 def results(moves: Moves) -> dict[str, jax.Array]:
     """Shares of games won (return above 0), tied, lost (below 0) and cut off, and the mean return."""
     returns, ended = jnp.sum(moves.reward, axis=0), jnp.any(moves.terminated, axis=0)
+    # A return of 0 is a tie only where the game ended by its own rules.
     shares = {
         "win_rate": returns > 0,
         "tie_rate": (returns == 0) & ended,

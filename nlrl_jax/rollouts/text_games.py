@@ -77,6 +77,7 @@ def scan_turns(
         return carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def turn_or_nothing(carry, t):
+        # Folded, not split: turn t draws the same numbers however many turns there are.
         return jax.lax.cond(
             jnp.all(is_over(carry)), nothing, lambda carry: turn(carry, jax.random.fold_in(key, t)), carry
         )
