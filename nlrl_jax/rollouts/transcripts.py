@@ -260,7 +260,7 @@ def play(
 
     def rule(history: History, outcome: Outcome) -> Outcome:
         ledger, t = ledgers[history.task[2]], len(history.steps) + 1
-        # A valid action that changed nothing counts towards giving up, but is not fined.
+        # An action of the game that changed nothing (idle) counts towards giving up, but is not fined.
         ledger.in_vain = ledger.in_vain + 1 if ledger.unread or not outcome.valid else 0
         ledger.invalid.append(ledger.unread or not (outcome.valid or outcome.idle))
         if outcome.done or t == game.max_steps:
