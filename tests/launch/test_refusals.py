@@ -218,7 +218,7 @@ def own(here, monkeypatch):
         ("train_language_td --aggregator=nowhere", "no model at 'nowhere'"),
         ("reproduce_ultra --analyst=endpoint", "an endpoint needs an address"),
         ("run_language_gpi --base_url=localhost --backend=endpoint", "base_url is 'localhost'"),
-        ("generate --model=other --prompt_ids=5", "config.json lacks 'num_attention_heads'"),
+        ("generate --model=other --prompt_ids=5", "config.json lacks 'num_hidden_layers'"),
         ("evaluate --model=", "no name is given"),
         ("evaluate --model=file", "no model at 'file': it is a file"),
         ("evaluate --model=run", "it is the folder of a run; `nlrl-jax export --run_dir run"),
