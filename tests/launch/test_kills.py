@@ -77,13 +77,15 @@ RUNS = {  # script -> options, and moments
 }  # fmt: skip
 # Runs that begin with a single iteration, too: those that are evaluated after each.
 LENGTHENED = ("train_language_ppo", "train_language_actor_critic")
+# Keys of what differs: seconds, and the number of a run, which is that of the options that it began with.
+CHANGES = ("seconds", "nlrl_jax_run")
 # Where seconds, pictures or the history of saves stand.
 OTHER = ("tensorboard", "checkpoints", "timings.jsonl", "report.html", "table.md", "moves", ".lock", ".png", ".gif")
 
 
 def timeless(value):
     if isinstance(value, dict):
-        return {name: timeless(one) for name, one in value.items() if not name.startswith("seconds")}
+        return {name: timeless(one) for name, one in value.items() if not name.startswith(CHANGES)}
     return [timeless(one) for one in value] if isinstance(value, list) else value
 
 
