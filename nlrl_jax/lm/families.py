@@ -64,6 +64,12 @@ _COMMON = {
     "use_bidirectional_attention": (False,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
+    # of other families, whose models are sometimes saved under these names
+    "embedding_multiplier": (1.0,),
+    "residual_multiplier": (1.0,),
+    "attention_multiplier": (None,),
+    "logits_scaling": (1.0,),
+    "logit_scale": (1.0,),
 }
 _SILU = {**_COMMON, "hidden_act": ("silu", "swish"), "attention_bias": (False,)}
 _GELU = {**_COMMON, "attention_bias": (False,), "hidden_activation": ("gelu_pytorch_tanh",)}

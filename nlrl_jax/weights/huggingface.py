@@ -26,17 +26,14 @@ from jax.sharding import Mesh
 
 from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.families import MODEL_TYPES, WITH_VISION
 from nlrl_jax.lm.tokenizer_files import read_token_ids
 from nlrl_jax.weights import layout
 from nlrl_jax.weights.layout import transposed
-from nlrl_jax.weights.names import hugging_face, of_text_part
+from nlrl_jax.weights.names import TEXT_PARTS, hugging_face, of_text_part
 from nlrl_jax.weights.safetensors_file import DTYPES, check_dtypes, temporary, write
 from nlrl_jax.weights.tensors import INDEX, SINGLE, Tensors, listing, remove_weights, weight_map
 
 _EMBEDDING, _HEAD = hugging_face(("embedding",), None), hugging_face(("lm_head",), None)
-# Architectures that are also the text part of models that see.
-_PARTS = {MODEL_TYPES[text_type] for _, text_type in WITH_VISION.values()}
 # Old Llama files carry the rotary frequencies or tables; they follow from the config.
 _BUFFER = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
@@ -72,7 +69,7 @@ def load(
     folder = pathlib.Path(folder)
     config = dataclasses.replace(read_config(folder), **overrides)
     tensors = Tensors(folder)
-    if config.architecture in _PARTS:
+    if config.architecture in TEXT_PARTS:
         _leave_text(folder, tensors)
     config = _tie(folder, config, tensors)
     _check(folder, config, tensors)

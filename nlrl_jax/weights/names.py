@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from nlrl_jax.lm.families import MODEL_TYPES, WITH_VISION
 from nlrl_jax.weights.layout import Path, stacked
 
 # Where a module sits in the tree -> its name in a Hugging Face checkpoint and in a GGUF file. Those of a block follow
@@ -35,6 +36,7 @@ _SANDWICH = {("mlp_norm",): ("pre_feedforward_layernorm", "ffn_norm")}
 _PREFIXES = "model.layers", "blk"
 # Models that see, too: what stands before the names of their text part, and before those of the rest.
 _TEXT_PART = re.compile(r"(?:language_model\.(model\.|lm_head\.)|(model\.)language_model\.)")
+TEXT_PARTS = {MODEL_TYPES[text_type] for _, text_type in WITH_VISION.values()}  # architectures
 _VISION = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 LINEAR = {path: names[0] for path, names in _LINEAR.items()}  # the linear layers of a block, as Hugging Face names them
 

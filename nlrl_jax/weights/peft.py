@@ -27,11 +27,12 @@ from jax.sharding import Mesh
 from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.weights import layout
-from nlrl_jax.weights.names import LINEAR
+from nlrl_jax.weights.names import LINEAR, TEXT_PARTS, of_text_part
 from nlrl_jax.weights.safetensors_file import SafetensorsFile, check_dtypes, temporary, write
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = {"a": "lora_A", "b": "lora_B"}
+_BASE = "base_model.model."
 _MODULES = {name.split(".")[-1]: path for path, name in LINEAR.items()}  # "q_proj" -> ("attention", "q")
 # Options of peft's LoraConfig that change the computation or the files, and the values, besides null, that do not.
 _NEUTRAL = {
@@ -151,21 +152,22 @@ def load(
             )
     options = read_json(folder / CONFIG)
     _refuse_unsupported(folder, options)
+    file = SafetensorsFile(folder / WEIGHTS)
+    stored, prefix = _of_text(folder, config, file)
     try:
-        adapted = _adapted(folder, options, config.num_layers)
+        adapted = _adapted(folder, options, config.num_layers, prefix)
     except re.error as error:
         raise ValueError(f"{folder / CONFIG}: an expression for modules is malformed: {error}") from None
     rank, alpha = max(adapted.values())
     config = dataclasses.replace(config, lora=LoraConfig(rank, float(alpha)))
-    file = SafetensorsFile(folder / WEIGHTS)
     expected = {}
     for path, layer, (size, width) in layout.tensors(dataclasses.replace(config, lora=LoraConfig(1)), "lora"):
         if of := adapted.get((path[:-1], layer)):
-            expected[_tensor_name(path, layer)] = (of[0], width) if path[-1] == "a" else (size, of[0])
+            expected[_tensor_name(path, layer, prefix)] = (of[0], width) if path[-1] == "a" else (size, of[0])
     layout.check_tensors(
         folder,
         expected,
-        {name: file.shape(name) for name in file},
+        {name: file.shape(name) for name in stored},
         "this base model and rank call for",
     )
     check_dtypes(folder, file, expected)
@@ -174,7 +176,7 @@ def load(
         """As the decoder has it; padded and scaled where the module's rank or alpha is not the config's."""
         if (path[:-1], layer) not in adapted:
             return np.zeros([part.stop - part.start for part in index], np.float32)
-        name, (own_rank, own_alpha) = _tensor_name(path, layer), adapted[path[:-1], layer]
+        name, (own_rank, own_alpha) = _tensor_name(path, layer, prefix), adapted[path[:-1], layer]
         if (own_rank, own_alpha) == (rank, alpha):
             return layout.finite(file.read(name, index[::-1]).T, folder, name)
         whole = layout.finite(file.read(name, (slice(None),) * 2).T.astype(np.float32), folder, name)
@@ -186,8 +188,25 @@ def load(
     return config, layout.assemble(config, fetch, "lora", mesh, "float32", paths)
 
 
-def _tensor_name(path: layout.Path, layer: int) -> str:
-    return f"base_model.model.model.layers.{layer}.{LINEAR[path[1:-1]]}.{_PARTS[path[-1]]}.weight"
+def _tensor_name(path: layout.Path, layer: int, prefix: str = "model.") -> str:
+    """Args:
+    prefix: of the base model's modules, see `_of_text`.
+    """
+    return f"{_BASE}{prefix}layers.{layer}.{LINEAR[path[1:-1]]}.{_PARTS[path[-1]]}.weight"
+
+
+def _of_text(folder: pathlib.Path, config: ModelConfig, file: SafetensorsFile) -> tuple[list[str], str]:
+    """The tensors that adapt text, and what stands before "layers" in the names of their modules.
+
+    An adapter of a model that sees, too, names its text part, and may adapt what it sees with.
+    """
+    if config.architecture not in TEXT_PARTS:
+        return list(file), "model."
+    names = [name for name in file if of_text_part(name.removeprefix(_BASE)) is not None]
+    if skipped := len(list(file)) - len(names):
+        warnings.warn(f"{folder}: {skipped} tensors for images are skipped; the text part is loaded", stacklevel=3)
+    prefixes = (name.removeprefix(_BASE).partition("layers.")[0] for name in names)
+    return names, next((prefix for prefix in prefixes if of_text_part(prefix) == "model."), "model.")
 
 
 def _refuse_unsupported(folder: pathlib.Path, options: dict[str, Any]) -> None:
@@ -208,7 +227,7 @@ def _refuse_unsupported(folder: pathlib.Path, options: dict[str, Any]) -> None:
 
 
 def _adapted(
-    folder: pathlib.Path, options: dict[str, Any], num_layers: int
+    folder: pathlib.Path, options: dict[str, Any], num_layers: int, prefix: str = "model."
 ) -> dict[tuple[layout.Path, int], tuple[int, float]]:
     """(path, layer) -> (rank, alpha) of every module that is adapted, by peft's rules.
 
@@ -234,11 +253,11 @@ def _adapted(
         match = next(filter(None, (re.match(rf"{prefix}\.(?P<layer>\d+)\.", full) for prefix in prefixes)), None)
         return _named(modules, full) and match is not None and int(match["layer"]) in layers
 
-    for name in ("lm_head", "model.embed_tokens"):
+    for name in ("lm_head", f"{prefix}embed_tokens"):
         if is_adapted(name):
             raise ValueError(f"{folder}: target_modules={modules!r} adapts {name}, which is not implemented")
     names = {
-        (("blocks", *path), layer): f"model.layers.{layer}.{name}"
+        (("blocks", *path), layer): f"{prefix}layers.{layer}.{name}"
         for path, name in LINEAR.items()
         for layer in range(num_layers)
     }

@@ -1,5 +1,6 @@
 """Attention in blocks against attention at once: values, gradients, and what is never built."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -14,6 +15,7 @@ from nlrl_jax.algorithms.sft import SFTBatch, sft_loss
 from nlrl_jax.lm import attention, blockwise, sharding, transformer
 from nlrl_jax.lm.blockwise import Blocks, Sight, blocks_for
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.families import FULL, SLIDING
 from nlrl_jax.lm.generate import compute_prefix, generate
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer
@@ -25,6 +27,10 @@ CONFIG = ModelConfig(64, 32, 40, 2, 4, 2, 8, 64, qkv_bias=True, qk_norm=True, lo
 VALID = jnp.arange(L) >= jnp.array([[5], [17]])
 SEGMENTS = jnp.repeat(jnp.array([[1, 2, 3], [1, 2, 0]]), jnp.array([11, 20, 6]), axis=1, total_repeat_length=L)
 SEES = jnp.arange(L) <= jnp.arange(L)[:, None] + jnp.array([0, 3])[:, None, None]
+WINDOWED = dataclasses.replace(
+    CONFIG, sliding_window=5, layer_types=(SLIDING, FULL), local_rope_theta=99.0, norm_offset=True, sandwich_norms=True
+)
+PLACES = jnp.maximum(jnp.arange(L) - jnp.array([[5], [17]]), 0)  # positions of the tokens that `VALID` marks
 CASES = {  # sight, query heads per key/value head, prefix tokens, slots
     "causal": (Sight(0), 1, 0, L),
     "grouped queries": (Sight(0), 3, 0, L),
@@ -34,6 +40,12 @@ CASES = {  # sight, query heads per key/value head, prefix tokens, slots
     "as told": (Sight(0, None, None, SEES), 2, P, L),
     "free slots at the end": (Sight(0, jnp.pad(VALID, ((0, 0), (0, 9)), constant_values=True)), 2, P, L + 9),
     "tokens before": (Sight(4, jnp.pad(VALID, ((0, 0), (4, 0)))), 2, P, L + 4),
+    "a window": (Sight(0, VALID, window=7), 2, 0, L),
+    "a window over tokens before": (Sight(4, window=7), 2, 0, L + 4),
+    "a window in several sequences": (Sight(0, None, SEGMENTS, None, 7, PLACES, PLACES), 2, 0, L),
+    "a window as told": (Sight(0, None, None, SEES, 7, PLACES, PLACES), 1, 0, L),
+    "a window over a prefix": (Sight(0, VALID, None, None, 9, PLACES, PLACES), 2, P, L),
+    "a window past a prefix": (Sight(0, window=40), 2, P, L),
 }
 
 
@@ -50,12 +62,18 @@ def computed(case, dtype, blocks=None):
     sight, R, P, S = CASES[case]
     args = inputs(R, P, S, dtype)
     mask = jnp.broadcast_to(sight.mask(0, L, 0, S), (B, L, S))
+    of_prefix = prefix_mask = None
+    if P and sight.window is not None:
+        positions = P + (jnp.arange(L)[None] if sight.query_positions is None else sight.query_positions)
+        of_prefix = Sight(None, window=sight.window, query_positions=positions)
+        prefix_mask = jnp.broadcast_to(of_prefix.mask(0, L, 0, P), (B, L, P))
+        assert 0 < prefix_mask.mean() < 1
     read = jnp.any(mask, axis=-1)[:, :, None, None]  # nobody reads what a query that sees nothing gets
 
     def attend(q, k, v, prefix):
         if blocks is None:
-            return attention.attend(q, k, v, mask, prefix)
-        return blockwise.attend(q, k, v, sight, blocks, prefix)
+            return attention.attend(q, k, v, mask, prefix, prefix_mask, scale=0.4)
+        return blockwise.attend(q, k, v, sight, blocks, prefix, of_prefix, scale=0.4)
 
     def loss(*args):
         out = jnp.where(read, attend(*args).astype(jnp.float32), 0)
@@ -98,6 +116,19 @@ def test_pairs_hidden_from_every_row_are_left_out():
     assert steps(0) == ["15"] and steps(None) == ["25"]  # 5 blocks of 8, and half of their pairs with the diagonal
 
 
+def test_pairs_beyond_the_window_are_left_out():
+    i, j = np.indices((5, 5)).reshape(2, -1)
+    near = lambda **places: np.asarray(Sight(0, window=9, **places).near(Blocks(8, 8, 0), i, j)).reshape(5, 5)
+    np.testing.assert_array_equal(near(), np.arange(5) >= np.arange(5)[:, None] - 1)
+    # The second row stands eight positions further on: what either row sees counts.
+    places = jnp.arange(40) + jnp.array([[0], [8]])
+    np.testing.assert_array_equal(near(query_positions=places), near())
+    np.testing.assert_array_equal(near(query_positions=places[1:]), np.arange(5) >= np.arange(5)[:, None])
+    q, k, v, _ = inputs(1, 0, L, jnp.float32)
+    nothing = blockwise.attend(q, k, v, Sight(0, window=9, query_positions=jnp.full((1, L), 99)), Blocks(8, 8, 0))
+    assert jnp.isfinite(nothing).all()
+
+
 def test_no_array_has_all_scores():
     q, k, v, prefix = inputs(2, P, L, jnp.float32)
     loss = lambda *args: jnp.sum(blockwise.attend(*args[:3], Sight(0, VALID), Blocks(8, 8, 0), args[3]))
@@ -120,9 +151,14 @@ def test_length_alone_decides_and_rows_the_size_of_a_block(monkeypatch):
         assert blocks_for(mesh, 8, 8, 4096, 4096, 0) == blocks_for(None, 2, 4, 4096, 4096, 0) == Blocks(256, 256, 0)
 
 
+@pytest.fixture(scope="module", params=[CONFIG, WINDOWED], ids=["full", "windows"])
+def config(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def variables():
-    return noisy_variables(CONFIG, 0.15)
+def variables(config):
+    return noisy_variables(config, 0.15)
 
 
 @pytest.fixture
@@ -160,43 +196,43 @@ def learn(model, variables, prompts, lengths, replies):
 
 
 @pytest.mark.parametrize("remat", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_policy_learns_the_same(variables, at_once_and_in_blocks, remat):
-    model = Transformer(CONFIG, remat=remat)
+def test_a_policy_learns_the_same(config, variables, at_once_and_in_blocks, remat):
+    model = Transformer(config, remat=remat)
     run = lambda: jax.jit(lambda *args: learn(model, *args))(variables, *prompts_and_replies())
     want, got = at_once_and_in_blocks(run)
     close(got, want)
 
 
-def test_seeds_learn_the_same(variables, at_once_and_in_blocks):
+def test_seeds_learn_the_same(config, variables, at_once_and_in_blocks):
     stacked = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), variables)
-    seeds = lambda: jax.jit(jax.vmap(lambda v: learn(Transformer(CONFIG), v, *prompts_and_replies())))(stacked)
+    seeds = lambda: jax.jit(jax.vmap(lambda v: learn(Transformer(config), v, *prompts_and_replies())))(stacked)
     want, got = at_once_and_in_blocks(seeds)
     close(got, want)
 
 
-def test_eight_devices_learn_the_same(mesh, variables, at_once_and_in_blocks):
-    model = Transformer(CONFIG, mesh=mesh, remat=True)
+def test_eight_devices_learn_the_same(mesh, config, variables, at_once_and_in_blocks):
+    model = Transformer(config, mesh=mesh, remat=True)
     placed = sharding.shard(variables, transformer.param_specs(model), mesh)
     rows = [jax.device_put(x, NamedSharding(mesh, PartitionSpec(("data", "fsdp")))) for x in prompts_and_replies()]
     want, _ = at_once_and_in_blocks(
-        lambda: jax.jit(lambda *args: learn(Transformer(CONFIG), *args))(variables, *prompts_and_replies())
+        lambda: jax.jit(lambda *args: learn(Transformer(config), *args))(variables, *prompts_and_replies())
     )
     close(jax.jit(lambda *args: learn(model, *args))(placed, *rows), want)
 
 
-def test_packed_rows_fine_tune_the_same(variables, at_once_and_in_blocks):
+def test_packed_rows_fine_tune_the_same(config, variables, at_once_and_in_blocks):
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 64, (3, 40))
     segments = np.sort(rng.integers(1, 5, (3, 40)), axis=1)
     starts = np.maximum.accumulate(np.where(np.diff(segments, axis=1, prepend=0) > 0, np.arange(40), 0), axis=1)
     batch = SFTBatch(tokens, np.arange(40) - starts, segments, np.ones((3, 40), np.float32))
-    run = lambda: jax.jit(jax.value_and_grad(lambda v: sft_loss(Transformer(CONFIG), v, batch)[0]))(variables)
+    run = lambda: jax.jit(jax.value_and_grad(lambda v: sft_loss(Transformer(config), v, batch)[0]))(variables)
     want, got = at_once_and_in_blocks(run)
     close(got, want)
 
 
-def test_replies_are_the_same(variables, at_once_and_in_blocks):
-    model = Transformer(CONFIG)
+def test_replies_are_the_same(config, variables, at_once_and_in_blocks):
+    model = Transformer(config)
     prompts, lengths, _ = prompts_and_replies()
     prompts = jnp.where(jnp.arange(13) >= 13 - lengths[:, None], prompts, 0)
 

@@ -235,6 +235,7 @@ def test_model_type_stands_in_for_architectures():
         ({"model_type": "gemma3", "architectures": None, "text_config": {"model_type": "llama"}}, "text_config is"),
         ({"model_type": "gemma3", "architectures": None, "quantization_config": {}}, "quantization_config"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier=0.22"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple of num_attention_heads 5"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor is 4.0 and high_freq_factor 4.0"),
         ({"model_type": ["llama"]}, "model_type ..llama.*is not implemented"),

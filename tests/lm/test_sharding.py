@@ -1,5 +1,6 @@
 """Eight devices compute what one computes. tests/conftest.py splits the CPU into eight."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -10,6 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.lm import placement, sharding, transformer
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.families import FULL, SLIDING
+from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.weights import huggingface, peft
@@ -19,31 +22,39 @@ GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 CONFIG = ModelConfig(64, 32, 40, 2, 4, 2, 8, 64, qkv_bias=True, qk_norm=True, lora=LoraConfig(4, 8.0))
 
 
+GEMMA3 = dataclasses.replace(
+    CONFIG, sliding_window=3, layer_types=(SLIDING, FULL), local_rope_theta=99.0, norm_offset=True, sandwich_norms=True,
+    qkv_bias=False, activation="gelu_tanh", scale_embeddings=True, query_pre_attn_scalar=5.0, tie_embeddings=True,
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def variables():
     return noisy_variables(CONFIG, 0.15)  # no normalisation divides by next to nothing and magnifies rounding
 
 
-def test_logits_loss_and_adapter_gradients_equal_one_device(mesh, variables):
-    model = Transformer(CONFIG)
+@pytest.mark.parametrize("config", [CONFIG, GEMMA3], ids=["qwen", "gemma3"])
+def test_logits_loss_and_adapter_gradients_equal_one_device(mesh, config):
+    model, variables = Transformer(config), noisy_variables(config, 0.15)
     rng = np.random.default_rng(0)
     prompts, replies = jnp.asarray(rng.integers(0, 64, (8, 6))), jnp.asarray(rng.integers(0, 64, (8, 5)))
-    lengths = jnp.asarray(rng.integers(1, 7, 8))
+    lengths, prefix = jnp.asarray(rng.integers(1, 7, 8)), jnp.array([3, 1, 4])
 
-    def run(model, variables, prompts, lengths, replies):
+    def run(model, variables, prompts, lengths, replies, prefix):
+        shared = compute_prefix(model, variables, prefix)
         hidden, _ = model.apply(variables, prompts, jnp.broadcast_to(jnp.arange(6), (8, 6)))
         logits = model.apply(variables, hidden, method="unembed")
 
         def loss(lora):
-            return -jnp.mean(score(model, {**variables, "lora": lora}, prompts, lengths, replies))
+            return -jnp.mean(score(model, {**variables, "lora": lora}, prompts, lengths, replies, shared))
 
         return logits, *jax.value_and_grad(loss)(variables["lora"])
 
-    one = jax.jit(run, static_argnums=0)(model, variables, prompts, lengths, replies)
+    one = jax.jit(run, static_argnums=0)(model, variables, prompts, lengths, replies, prefix)
     placed = sharding.shard(variables, transformer.param_specs(model), mesh)
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     batch = [jax.device_put(x, rows) for x in (prompts, lengths, replies)]
-    many = jax.jit(run, static_argnums=0)(model.copy(mesh=mesh), placed, *batch)
+    many = jax.jit(run, static_argnums=0)(model.copy(mesh=mesh), placed, *batch, prefix)
     assert len(many[0].sharding.device_set) == 8
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * float(jnp.abs(b).max())), many, one)
 

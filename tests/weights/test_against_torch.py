@@ -1,11 +1,18 @@
 """Checkpoints of other sizes made on the spot by transformers and peft on PyTorch, both ways; needs torch."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
+from nlrl_jax.lm.generate import compute_prefix, generate
+from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.weights import huggingface, peft
+from nlrl_jax.types import Sampling
+from nlrl_jax.weights import huggingface, names, peft
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -47,6 +54,38 @@ CASES = {
         **COMMON, hidden_size=40, intermediate_size=72, num_attention_heads=6, num_key_value_heads=3, head_dim=24,
         rope_parameters=plain(2e6),
     ),
+    "qwen2-late-window": lambda: transformers.Qwen2Config(
+        **COMMON, hidden_size=24, intermediate_size=40, num_attention_heads=4, num_key_value_heads=2,
+        use_sliding_window=True, sliding_window=9, max_window_layers=1, rope_parameters=plain(1e4),
+    ),
+    "mistral": lambda: transformers.MistralConfig(
+        **COMMON, hidden_size=52, intermediate_size=75, num_attention_heads=6, num_key_value_heads=3, head_dim=14,
+        sliding_window=11, rope_parameters=plain(1e4),
+    ),
+    "mistral-v0.3": lambda: transformers.MistralConfig(
+        **COMMON, hidden_size=48, intermediate_size=75, num_attention_heads=4, num_key_value_heads=2,
+        sliding_window=None, rope_parameters=plain(1e6), tie_word_embeddings=True,
+    ),
+    "gemma-2b": lambda: transformers.GemmaConfig(
+        **COMMON, hidden_size=44, intermediate_size=90, num_attention_heads=3, num_key_value_heads=1, head_dim=20,
+        hidden_act="gelu",
+    ),
+    "gemma-7b": lambda: transformers.GemmaConfig(
+        **COMMON, hidden_size=30, intermediate_size=70, num_attention_heads=4, num_key_value_heads=4, head_dim=12,
+        rms_norm_eps=1e-5,
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **COMMON, hidden_size=36, intermediate_size=50, num_attention_heads=6, num_key_value_heads=2, head_dim=10,
+        query_pre_attn_scalar=7, sliding_window=13, sliding_window_pattern=2,
+    ),
+    "gemma3-linear": lambda: transformers.Gemma3TextConfig(
+        **COMMON, hidden_size=40, intermediate_size=50, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
+        query_pre_attn_scalar=16, sliding_window=500, layer_types=["full_attention", *["sliding_attention"] * 2],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
 }  # fmt: skip
 
 
@@ -54,11 +93,15 @@ CASES = {
 def reference(request):
     config = CASES[request.param]()
     config.dtype = "float32"
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    generator = torch.Generator().manual_seed(3)
+    return randomised(transformers.AutoModelForCausalLM.from_config(config).eval())
+
+
+def randomised(model):
+    """The model with weights large enough that every part moves its logits; Gemma's norms multiply by 1 + weight."""
+    generator, centre = torch.Generator().manual_seed(3), 0 if "gemma" in model.config.model_type else 1
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        weight.data.copy_(1 + 0.2 * noise if "norm" in name else 0.12 * noise)
+        weight.data.copy_(centre + 0.2 * noise if "norm" in name else 0.12 * noise)
     return model
 
 
@@ -131,3 +174,111 @@ def test_adapters_both_ways(reference, tmp_path, rslora):
     huggingface.save(tmp_path / "merged", config, params, lora=lora)
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     np.testing.assert_allclose(theirs(merged), want, atol=1e-4, rtol=0)
+
+
+def test_greedy_replies_and_their_scores(reference, tmp_path):
+    """In a cache, after a shared prefix of 20 tokens and without one."""
+    reference.save_pretrained(tmp_path)
+    config, params = huggingface.load(tmp_path)
+    model, variables, prompts = Transformer(config), {"params": params}, TOKENS[:, :30].copy()
+    prompts[1, :20] = prompts[0, :20]
+    options = dict(max_new_tokens=25, do_sample=False, eos_token_id=None, pad_token_id=0)
+    with torch.no_grad():
+        want = reference.generate(torch.as_tensor(prompts), attention_mask=torch.ones(2, 30), **options)[:, 30:]
+        logits = reference(torch.cat([torch.as_tensor(prompts), want], dim=1)).logits
+        log_probs = torch.log_softmax(logits.float(), -1)[:, 29:-1].gather(-1, want[..., None])[..., 0].numpy()
+    tokens, lengths = jnp.asarray(prompts), jnp.full(2, 30)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(variables, P):
+        prefix = compute_prefix(model, variables, tokens[0, :P])
+        after = tokens[:, P:], lengths - P
+        said = generate(model, variables, *after, jax.random.key(0), Sampling(25, 0.0), (-1,), prefix)
+        return said.tokens, said.log_probs, score(model, variables, *after, jnp.asarray(want.numpy()), prefix)
+
+    for P in (0, 20):
+        said, said_log_probs, scored = run(variables, P)
+        np.testing.assert_array_equal(said, want)
+        np.testing.assert_allclose(said_log_probs, log_probs, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(scored, log_probs, atol=1e-4, rtol=0)
+
+
+def test_gradients_of_adapters(reference, tmp_path):
+    library = pytest.importorskip("peft")
+    reference.save_pretrained(tmp_path / "base")
+    targets = [name.split(".")[-1] for name in names.LINEAR.values()]
+    adapted = library.get_peft_model(reference, library.LoraConfig(r=3, lora_alpha=7, target_modules=targets))
+    torch.manual_seed(0)
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokens = torch.as_tensor(TOKENS[:, :60])
+    adapted(tokens, labels=tokens).loss.backward()
+    config, params = huggingface.load(tmp_path / "base")
+    config, lora = peft.load(tmp_path / "adapter", config)
+    model = Transformer(config, remat=True)
+
+    @jax.jit
+    def gradient(lora):
+        def loss(lora):
+            variables, first = {"params": params, "lora": lora}, jnp.full(2, 1)
+            return -jnp.mean(score(model, variables, TOKENS[:, :1], first, TOKENS[:, 1:60]))
+
+        return jax.grad(loss)(lora)
+
+    theirs = {name.replace(".default", ""): weight.grad for name, weight in adapted.named_parameters()}
+    for path, stack in flatten_dict(gradient(lora)).items():
+        for layer, ours in enumerate(stack):
+            want = theirs[peft._tensor_name(path, layer)].numpy().T
+            np.testing.assert_allclose(ours, want, rtol=0, atol=2e-4 * np.abs(want).max(), err_msg=str(path))
+
+
+def test_bfloat16_logits_are_no_further_from_float32_than_theirs(reference, tmp_path):
+    reference.to(torch.bfloat16).save_pretrained(tmp_path)
+    config, params = huggingface.load(tmp_path)
+    got, half = ours(config, {"params": params}), theirs(reference)
+    exact = theirs(reference.float())
+    assert np.abs(got - exact).mean() < 1.3 * np.abs(half - exact).mean()
+
+
+@pytest.fixture
+def seeing():
+    """A random model that sees, too."""
+    text = dict(COMMON, hidden_size=36, intermediate_size=50, num_attention_heads=6, num_key_value_heads=2, head_dim=10)
+    text |= dict(sliding_window=13, sliding_window_pattern=2)
+    vision = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=28)
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=dict(vision, patch_size=14), mm_tokens_per_image=4
+    )
+    config.dtype = "float32"
+    return randomised(transformers.Gemma3ForConditionalGeneration(config).eval())
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+def test_the_text_part_of_a_model_that_sees(seeing, tmp_path, renamed):
+    """`renamed`: the names that the files on the Hub have."""
+    seeing.save_pretrained(tmp_path, save_original_format=renamed)
+    with pytest.warns(UserWarning, match=r"\d+ tensors for images are skipped; the text part is loaded"):
+        config, params = huggingface.load(tmp_path)
+    np.testing.assert_allclose(ours(config, {"params": params}), theirs(seeing), atol=1e-4, rtol=0)
+    huggingface.save(tmp_path / "text", config, params)
+    alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "text").eval()
+    np.testing.assert_allclose(theirs(alone), theirs(seeing), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj", "up_proj"], ".*language_model.*(k|o|gate|down)_proj"])
+@pytest.mark.filterwarnings("ignore:.*tensors for images are skipped")
+def test_adapters_of_a_model_that_sees(seeing, tmp_path, targets):
+    library = pytest.importorskip("peft")
+    seeing.save_pretrained(tmp_path / "base")
+    adapted = library.get_peft_model(seeing, library.LoraConfig(r=3, lora_alpha=7, target_modules=targets)).eval()
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    config, params = huggingface.load(tmp_path / "base")
+    config, lora = peft.load(tmp_path / "adapter", config)
+    got = ours(config, {"params": params, "lora": lora})
+    np.testing.assert_allclose(got, theirs(adapted), atol=1e-4, rtol=0)
+    assert np.abs(got - ours(config, {"params": params})).max() > 0.1

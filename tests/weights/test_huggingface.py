@@ -199,6 +199,24 @@ def test_rotary_buffers_of_old_files_are_ignored(folder):
     huggingface.load(folder)
 
 
+TEXT_PART = {"on the Hub": "language_model.model.", "as transformers 5 writes it": "model.language_model."}
+
+
+@pytest.mark.parametrize("prefix", TEXT_PART.values(), ids=TEXT_PART)
+def test_the_text_part_of_a_model_that_sees(tmp_path, prefix):
+    vision = "vision_tower.x" if prefix.startswith("language") else "model.vision_tower.x"
+    folder = pathlib.Path(shutil.copytree(GOLDENS / "gemma3", tmp_path / "model"))
+    tensors = {name.replace("model.", prefix, 1): x for name, x in load_file(folder / "model.safetensors").items()}
+    save_file({**tensors, vision: np.ones(3, np.float32)}, folder / "model.safetensors")
+    text = json.loads((GOLDENS / "gemma3" / "config.json").read_text())
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    (folder / "config.json").write_text(json.dumps(whole))
+    with pytest.warns(UserWarning, match="1 tensors for images are skipped; the text part is loaded"):
+        config, params = huggingface.load(folder)
+    assert config == huggingface.load(GOLDENS / "gemma3")[0]
+    equal(params, huggingface.load(GOLDENS / "gemma3")[1])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
