@@ -3,7 +3,7 @@
 The softmax over the keys is summed up block by block: M. Rabe and C. Staats, "Self-attention does not need O(n^2)
 memory", 2021, arXiv:2112.05682. Its gradient makes each block of scores again, from queries, keys and the logarithm of
 the sum of a query's weights: T. Dao et al., "FlashAttention", 2022, arXiv:2205.14135, algorithms 1 and 4. Here they are
-plain XLA, for any device, mesh and `vmap`, and pairs of blocks beyond the diagonal are left out.
+plain XLA, for any device, mesh and `vmap`, and pairs of blocks beyond the diagonal are left out, or beyond a window.
 
 Letters: B batch, L queries, S own key slots, P prefix tokens, K key/value heads, R query heads per key/value head,
 D head size; N blocks of C queries.
@@ -79,6 +79,7 @@ class Sight(NamedTuple):
 
     def near(self, blocks: Blocks, i: np.ndarray, j: np.ndarray) -> jax.Array:
         """bool [pairs]: whether the window of a query of block i [pairs] may reach a key of block j [pairs]."""
+        # By a block's nearest positions in any row: a pair counts if it counts for one of them.
         if self.query_positions is None:
             first = self.first + i * blocks.queries
         else:

@@ -69,6 +69,7 @@ def write(config: Any) -> dict[str, Any]:
     scaling = _written_scaling(config.rope_scaling)
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default", **(scaling or {})}
     if config.local_rope_theta is not None:
+        # One for each type of layer; a scaling is that of full layers.
         rope = {FULL: rope, SLIDING: {"rope_theta": config.local_rope_theta, "rope_type": "default"}}
     contents = {
         "architectures": [config.architecture],
@@ -194,6 +195,7 @@ def _window(hf: Mapping[str, Any], family: Family) -> int | None:
 
 def _layer_types(hf: Mapping[str, Any], family: Family, layers: int, window: int | None) -> tuple[str, ...]:
     """The kind of each layer; () where all layers see everything."""
+    # What a file without the list means, by the family's rule.
     slides = [False] * layers
     if family.sliding == "all":
         slides = [window is not None] * layers
@@ -246,6 +248,7 @@ def _rope_by_type(hf: Mapping[str, Any], defaults: Mapping[str, Any], name: str,
         raise ValueError(
             f"rope_parameters={by_type!r:.200} is not implemented; one for each of {', '.join(LAYER_TYPES)}"
         )
+    # An older file's scaling is added to what a newer one says of full layers; sliding layers have none.
     full = {**(by_type.get(FULL) or {}), **(hf.get("rope_scaling") or {})}
     local = by_type.get(SLIDING) or {}
     for rope in (full, local):

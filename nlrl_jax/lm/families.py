@@ -71,10 +71,12 @@ _COMMON = {
     "logits_scaling": (1.0,),
     "logit_scale": (1.0,),
 }
+# Feed-forward parts: SwiGLU, and GeGLU with the approximation of GELU by tanh.
 _SILU = {**_COMMON, "hidden_act": ("silu", "swish"), "attention_bias": (False,)}
 _GELU = {**_COMMON, "attention_bias": (False,), "hidden_activation": ("gelu_pytorch_tanh",)}
 _LLAMA = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 _QWEN = {**_LLAMA, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+# Norms multiply by 1 + weight, and embeddings are scaled by sqrt(hidden_size).
 _GEMMA = dict(activation="gelu_tanh", norm_offset=True, scale_embeddings=True)
 FAMILIES = {  # by `model_type`
     "llama": Family(
@@ -108,7 +110,7 @@ FAMILIES = {  # by `model_type`
             max_position_embeddings=131072,
             rms_norm_eps=1e-6,
             rope_theta=10000.0,
-            sliding_window=4096,
+            sliding_window=4096,  # as the first release has it; later ones say null
         ),
         supported=_SILU,
         sliding="all",
