@@ -5,7 +5,7 @@ Tokenizers made from SentencePiece merge over whole texts instead. There a merge
 spans it. Where none of the vocabulary's tokens that occur in the text spans a position, no merge crosses it, and the
 merges on its two sides keep their order (rank, then leftmost): that position is safe as well.
 
-    (0, 3)\nGoal      ")|\n" is safe if no token holds both; " |Goal" is not, as "▁Goal" is a token
+    "(3)|\n" is safe if no token holds ")\n"; "to |go" is not, as "▁go" is a token
 
 This is false in general; `Borders.problem` names what breaks it. The parts after the first are to be encoded without
 the space that such tokenizers put before a text: `Tokenizer.encode(part, continues=True)`.
@@ -42,7 +42,12 @@ class Borders:
 
     @functools.cached_property
     def prefix_space(self) -> str:
-        """Before which texts the tokenizer puts a space: "first" of all, "always" (after added tokens too) or none."""
+        """Before which texts the tokenizer puts a space: "first" of all, "always" (after added tokens too) or none.
+
+        None also where `PLACE` has no token of its own, by which a text could be encoded without that space.
+        """
+        if len(self._backend.encode(PLACE, add_special_tokens=False).ids) < 2:
+            return ""
         schemes = [part.get("prepend_scheme") for part in self._pre_tokenizers if part["type"] == "Metaspace"]
         if "always" in schemes or any(part["type"] == "Prepend" for part in self._normalizers):
             return "always"
@@ -73,6 +78,7 @@ class Borders:
                 return "it leaves out unknown characters, so that their neighbours meet"
             if model.fuse_unk:
                 return "it makes neighbouring unknown characters one token (fuse_unk)"
+        # A character that is in a token would merge with what stands behind it.
         if self.prefix_space and any(PLACE in token for token in vocabulary):
             return f"its vocabulary holds the private-use character U+{ord(PLACE):X}"
         # What a merge makes holds both its parts.
@@ -113,9 +119,11 @@ class Borders:
             return borders
         follows_added = False
         for start, end, ids in self.words(text):
+            # 1. An added token is taken as a whole; behind it a space may be put that a part alone would lack.
             is_added = len(ids) == 1 and ids[0] in self._added
             if follows_added and self.prefix_space == "always":
-                borders.discard(start)  # a part that begins here would lack the space that the tokenizer puts there
+                borders.discard(start)
+            # 2. Within a pre-token: wherever no token that occurs there spans a position.
             if not is_added:
                 word, shift = self._normalized(text[start:end], start == 0 or follows_added)
                 spans = self._spans(word, is_cut_short and end == len(text))
@@ -147,6 +155,7 @@ class Borders:
             while (is_token := self._beginnings.get(word[first:last])) is not None and last <= len(word):
                 longest = last if is_token else longest
                 last += 1
+            # The text may go on so that what has been read is the beginning of a longer token.
             yield first, len(word) + 1 if is_cut_short and last > len(word) else longest
 
     @functools.cached_property

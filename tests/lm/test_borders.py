@@ -78,6 +78,13 @@ def test_a_text_that_continues_another_has_no_space_put_before_it(form):
     assert tokenizer.encode(marked, True) == tokenizer.encode(f"(0){marked}")[len(tokenizer.encode("(0)")) :]
 
 
+def test_words_that_are_in_the_vocabulary_as_wholes_are_encoded_as_before():
+    backend = tokenizers.Tokenizer(models.WordLevel({"\u2581a": 0, "<unk>": 1}, "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", "always")
+    tokenizer = Tokenizer.create(backend)
+    assert not tokenizer.adds_space and tokenizer.encode("a", continues=True) == [0]
+
+
 def bpe(normalizer=None, pre_tokenizer=None, added=(), tokens=("ab",), merges=(("a", "b"),), **options):
     vocabulary = {token: i for i, token in enumerate(["<unk>", "a", "b", "c", "\u2581", "<0xC3>", "<0xA9>", *tokens])}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, list(merges), **{"unk_token": "<unk>", **options}))

@@ -190,8 +190,10 @@ def test_the_device_program_does_not_grow_with_the_grid():
     assert sizes[0] == sizes[1] < 60
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("game", "size"), [("frozen_lake", 4), ("snake", 5)])
+@pytest.mark.parametrize(
+    ("form", "game", "size"),
+    [*((form, "frozen_lake", 3) for form in FORMS), ("first", "snake", 4), ("gemma", "snake", 4)],
+)
 def test_games_compile_where_tokens_merge_over_the_whole_text(form, game, size):
     tokenizer = small_sentencepiece(form)
     template = in_chat(tokenizer, observation(game, size))
