@@ -46,7 +46,7 @@ def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
     if alone:
         join = model.mesh is None or model.mesh.shape["tensor"] == 1  # else a device has its part of each kernel
         variables = by_layer(config, variables, weights == "merged", join)
-        if "gate_up" in variables["params"]["blocks"][0]:
+        if "qkv" in variables["params"]["blocks"][0]["attention"]:
             specs = {name: {**tree, "blocks": _joined(tree["blocks"], _first)} for name, tree in specs.items()}
     elif weights == "merged" and "lora" in variables:
         blocks = jax.lax.map(

@@ -39,6 +39,9 @@ class ModelConfig:
     query_pre_attn_scalar: queries are divided by its square root; by that of head_dim if None.
     layer_types: "full_attention" or "sliding_attention" of each layer; () if all are full.
     sliding_window: tokens that a query of a sliding layer sees, itself included.
+    num_experts: MLPs of a layer, of width `expert_size`; each token goes through `experts_per_token` of them
+      (`lm.experts`). 0: one MLP for all tokens.
+    renormalise_experts: the router's weights of a token's experts sum to 1.
     local_rope_theta: `rope_theta` of sliding layers, without `rope_scaling`; None: they do as full layers do.
     """
 
@@ -65,6 +68,10 @@ class ModelConfig:
     query_pre_attn_scalar: float | None = None
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    renormalise_experts: bool = False
     dtype: str = "float32"
     param_dtype: str = "float32"
     lora: LoraConfig = LoraConfig()
@@ -84,14 +91,21 @@ class ModelConfig:
         if SLIDING in self.layer_types and self.sliding_window is None:
             raise ValueError(f"layer_types holds {SLIDING}, which needs sliding_window")
 
+        if not 0 <= self.experts_per_token <= self.num_experts or (self.num_experts and not self.experts_per_token):
+            raise ValueError(f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}")
+
     @property
     def num_params(self) -> int:
         """Number of weights, adapters not counted."""
         d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         # q and o; k and v; biases; q and k norms.
         attention = d * q + 2 * d * kv + q * d + (q + 2 * kv) * self.qkv_bias + 2 * self.head_dim * self.qk_norm
-        # gate, up and down; two norms, or four.
-        block = attention + 3 * d * self.intermediate_size + (4 if self.sandwich_norms else 2) * d
+        # gate, up and down; or those of each expert, and the router.
+        mlp = 3 * d * self.intermediate_size
+        if self.num_experts:
+            mlp = self.num_experts * (3 * d * self.expert_size + d)
+        # Two norms, or four.
+        block = attention + mlp + (4 if self.sandwich_norms else 2) * d
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
         return embeddings + self.num_layers * block + d
 

@@ -12,6 +12,7 @@ tokens, S cache slots, P prefix tokens, H model width, K key/value heads, D head
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -23,6 +24,7 @@ from jax.sharding import Mesh
 from nlrl_jax.arrays import expect, present
 from nlrl_jax.lm import attention, blockwise, products
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.experts import Experts
 from nlrl_jax.lm.families import LARGEST
 from nlrl_jax.lm.sharding import constrain, lookup, platform_of, spec
 
@@ -130,6 +132,11 @@ class RMSNorm(nn.Module):
             return (y * (1 + scale.astype(jnp.float32))).astype(x.dtype)
         # Cast before the scale, as the reference models do.
         return y.astype(x.dtype) * scale.astype(x.dtype)
+
+
+def activation_of(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
+    """The function of the MLP's gate."""
+    return {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}[config.activation]
 
 
 def apart(
@@ -246,6 +253,13 @@ class Block(nn.Module):
         )
         x = x + (RMSNorm(c, name="attention_out_norm")(out) if c.sandwich_norms else out)
         h = RMSNorm(c, name="mlp_norm")(x)
+        out = Experts(c, self.mesh, activation_of(c), name="experts")(h) if c.num_experts else self._mlp(h, cache)
+        x = x + (RMSNorm(c, name="mlp_out_norm")(out) if c.sandwich_norms else out)
+        return (x, cache), (kv if self.collect else None)
+
+    def _mlp(self, h: jax.Array, cache: Cache | None) -> jax.Array:
+        """The gated MLP that all tokens go through, [B, L, H] -> [B, L, H]."""
+        c = self.config
         for_up, *for_lora = apart(h, 3, cache, self.mesh, self.alone)
         for_lora = for_lora if self.alone else (None,) * 2
         if self.get_variable("params", "gate_up") is not None:
@@ -255,12 +269,9 @@ class Block(nn.Module):
             gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, for_lora[0])
             up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, for_lora[1])
         # SwiGLU or GeGLU, split over "tensor" between the two products.
-        gate = jax.nn.silu(gate) if c.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-        h = constrain(gate * up, self.mesh, ("batch", "length", "mlp"))
+        h = constrain(activation_of(c)(gate) * up, self.mesh, ("batch", "length", "mlp"))
         last = apart(h, 1, cache, self.mesh, self.alone)[0] if self.alone else None
-        out = Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
-        x = x + (RMSNorm(c, name="mlp_out_norm")(out) if c.sandwich_norms else out)
-        return (x, cache), (kv if self.collect else None)
+        return Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
 
 
 class Transformer(nn.Module):

@@ -1,12 +1,14 @@
 """The decoder's parameters as a flat table: where each sits in the tree, filled slice by slice, taken tensor by tensor.
 
-A parameter is named by its path in the tree, e.g. ("blocks", "attention", "q", "kernel"). Those
-under "blocks" carry a leading layers axis; a file holds one tensor a layer.
+A parameter is named by its path in the tree, e.g. ("blocks", "attention", "q", "kernel"). Those under "blocks" carry a
+leading layers axis, and those of experts one more for these; a file holds one tensor a layer, or a layer's expert. Which
+of them a tensor is, its place, is (), (layer,) or (layer, expert).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -25,11 +27,13 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, abstract_variables
 
 Path = tuple[str, ...]
-Fetch = Callable[[Path, int | None, tuple[slice, ...]], np.ndarray]
+Place = tuple[int, ...]
+Fetch = Callable[[Path, Place, tuple[slice, ...]], np.ndarray]
 
 PIECE_BYTES = 2**25  # of a parameter, on the host at a time
 _NUMBERS = 2**19  # fetched at a time
 _FAR = 16  # times as large: no near miss, which `check_tensors` names better
+_OF_EACH_EXPERT = "gates", "ups", "downs"
 _ROWS = 32  # transposed at a time: a block of columns of the result that stays in the processor's cache
 
 
@@ -39,22 +43,25 @@ def shapes(config: ModelConfig, collection: str = "params") -> dict[Path, tuple[
     return {path: leaf.shape for path, leaf in flatten_dict(tree).items()}
 
 
-def stacked(path: Path) -> bool:
-    """Whether the parameter has a leading layers axis."""
-    return path[0] == "blocks"
+def stack_axes(path: Path) -> int:
+    """How many axes of the parameter come before those of one tensor: of layers, and of experts."""
+    if path[0] != "blocks":
+        return 0
+    return 2 if path[-1] in _OF_EACH_EXPERT else 1
 
 
 def transposed(path: Path) -> bool:
     """Whether files hold the parameter the other way round, [out, in]."""
-    return path[-1] in ("kernel", "lm_head", "a", "b")
+    return path[-1] in ("kernel", "lm_head", "a", "b", "router", *_OF_EACH_EXPERT)
 
 
-def tensors(config: ModelConfig, collection: str = "params") -> Iterator[tuple[Path, int | None, tuple[int, ...]]]:
-    """(path, layer, shape in a file) of every tensor; the layer is None for parameters that are not stacked."""
+def tensors(config: ModelConfig, collection: str = "params") -> Iterator[tuple[Path, Place, tuple[int, ...]]]:
+    """(path, place, shape in a file) of every tensor."""
     for path, shape in shapes(config, collection).items():
-        layer_shape = shape[1:] if stacked(path) else shape
-        for layer in range(shape[0]) if stacked(path) else (None,):
-            yield path, layer, layer_shape[::-1] if transposed(path) else layer_shape
+        axes = stack_axes(path)
+        stored_shape = shape[axes:][::-1] if transposed(path) else shape[axes:]
+        for place in itertools.product(*map(range, shape[:axes])):
+            yield path, place, stored_shape
 
 
 def check_tensors(
@@ -141,8 +148,8 @@ def assemble(
     the slices of its own devices, once for each.
 
     Args:
-      fetch: (path, layer or None, index) -> the tensor of that layer in the decoder's orientation
-        ([in, out] for kernels), cut by `index`, one slice a dimension; it is copied.
+      fetch: (path, place, index) -> the tensor of that place in the decoder's orientation ([in, out] for kernels), cut
+        by `index`, one slice a dimension; it is copied.
       mesh: where the parameters go; the default device if None.
       dtype: dtype of the result; `config.param_dtype` if None.
       paths: build these only.
@@ -168,7 +175,7 @@ def _build(fetch: Fetch, path: Path, shape: tuple[int, ...], sharding: Any, dtyp
     Not `committed`, it lies on the default device, but goes to any other that it is used with: an optimizer's fresh
     state or tokens on a mesh.
     """
-    axis = _rows_axis(path, shape) if not stacked(path) else 0
+    axis = 0 if stack_axes(path) else _rows_axis(path, shape)
     size = max(1, PIECE_BYTES * shape[axis] // (math.prod(shape) * dtype.itemsize))
     if size >= shape[axis] or sharding.shard_shape(shape)[axis] < shape[axis]:
         return _piece(fetch, path, shape, sharding if committed else None, dtype)
@@ -228,27 +235,25 @@ def _piece(
 
 
 def _read(fetch: Fetch, path: Path, bounds: tuple[tuple[int, int], ...], dtype: Any) -> np.ndarray:
-    out = np.empty([b - a for a, b in bounds], dtype)
-    if not stacked(path):
-        _fetch_into(out, fetch, path, None, bounds)
-    else:
-        for row, layer in enumerate(range(*bounds[0])):
-            _fetch_into(out[row], fetch, path, layer, bounds[1:])
+    out, axes = np.empty([b - a for a, b in bounds], dtype), stack_axes(path)
+    for place in itertools.product(*(range(*bound) for bound in bounds[:axes])):
+        at = tuple(number - first for number, (first, _) in zip(place, bounds))
+        _fetch_into(out[at], fetch, path, place, bounds[axes:])
     return out
 
 
 def _fetch_into(
-    out: np.ndarray, fetch: Fetch, path: Path, layer: int | None, bounds: tuple[tuple[int, int], ...]
+    out: np.ndarray, fetch: Fetch, path: Path, place: Place, bounds: tuple[tuple[int, int], ...]
 ) -> None:
     """Fills `out` with the part of a tensor within `bounds`, some of the file's rows at a time."""
-    name = "/".join(path) + ("" if layer is None else f" of layer {layer}")
+    name = "/".join(path) + "".join(f" of {unit} {number}" for unit, number in zip(("layer", "expert"), place))
     axis = _rows_axis(path, out.shape)
     rows = max(_ROWS, 1 << (_NUMBERS * out.shape[axis] // out.size | 1).bit_length() - 1)
-    index, place = [slice(*b) for b in bounds], [slice(None)] * out.ndim
+    index, target = [slice(*b) for b in bounds], [slice(None)] * out.ndim
     for start in range(0, out.shape[axis], rows):
         stop = min(start + rows, out.shape[axis])
-        index[axis], place[axis] = slice(bounds[axis][0] + start, bounds[axis][0] + stop), slice(start, stop)
-        _convert(fetch(path, layer, tuple(index)), out[tuple(place)], name)
+        index[axis], target[axis] = slice(bounds[axis][0] + start, bounds[axis][0] + stop), slice(start, stop)
+        _convert(fetch(path, place, tuple(index)), out[tuple(target)], name)
 
 
 def _convert(source: np.ndarray, out: np.ndarray, name: str) -> None:
@@ -292,12 +297,12 @@ def _declared(config: ModelConfig) -> dict[str, Any]:
 
 
 def take(
-    config: ModelConfig, stack: Any, layer: int | None, transpose: bool, dtype: Any = None, adapter: tuple = ()
+    config: ModelConfig, stack: Any, place: Place, transpose: bool, dtype: Any = None, adapter: tuple = ()
 ) -> np.ndarray:
     """One tensor on the host, whole; the devices cut, merge and turn it. If it is `spread`, all processes must call.
 
     Args:
-      stack: a parameter; with `layer` it has a leading axis of layers, and one of them is taken.
+      stack: a parameter. place: what is taken of its leading axes.
       transpose: [in, out] -> [out, in].
       dtype: of the result; its own if None.
       adapter: (a, b), stacked like the parameter, to add to it as `merged_kernel` does.
@@ -308,22 +313,22 @@ def take(
     arrays = (stack, *adapter)
     if not spread(arrays):
         arrays = tuple(_local(array) for array in arrays)
-    if layer is not None and isinstance(arrays[0], np.ndarray):
-        arrays, layer = tuple(array[layer] for array in arrays), None
-    tensor = np.asarray(_take(arrays, layer, config, transpose, dtype, places(arrays, layer), spread(arrays)))
+    if isinstance(arrays[0], np.ndarray):
+        arrays, place = tuple(array[place] for array in arrays), ()
+    tensor = np.asarray(_take(arrays, place, config, transpose, dtype, shardings_at(arrays, place), spread(arrays)))
     tensor = tensor.view(jnp.dtype(dtype or stack.dtype))
     if tensor.dtype == np.float16 and (adapter or stack.dtype != tensor.dtype) and not np.isfinite(tensor).all():
         raise ValueError("a number is beyond the range of float16 (at most 65504); save as float32 or bfloat16")
     return tensor
 
 
-def places(arrays: tuple, layer: int | None) -> tuple[NamedSharding | None, ...]:
-    """Where the devices of a mesh hold a layer of each array, or the array; None for others."""
+def shardings_at(arrays: tuple, place: Place) -> tuple[NamedSharding | None, ...]:
+    """Where the devices of a mesh hold what is at a place of each array; None for others."""
     shardings = []
     for array in arrays:
         sharding = getattr(array, "sharding", None)
         if isinstance(sharding, NamedSharding):
-            axes = sharding.spec[layer is not None :]  # without the axis of layers
+            axes = sharding.spec[len(place) :]  # without those of layers and experts
             shardings.append(NamedSharding(sharding.mesh, PartitionSpec(*axes)))
         else:
             shardings.append(None)
@@ -331,10 +336,10 @@ def places(arrays: tuple, layer: int | None) -> tuple[NamedSharding | None, ...]
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6))
-def _take(arrays, layer, config, transpose, dtype, shardings, everywhere):
+def _take(arrays, place, config, transpose, dtype, shardings, everywhere):
     """Devices cut their own slices before any are exchanged; with `everywhere` each gets the whole tensor."""
-    if layer is not None:
-        arrays = [jax.lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in arrays]
+    for number in place:
+        arrays = [jax.lax.dynamic_index_in_dim(array, number, keepdims=False) for array in arrays]
     hold = jax.lax.with_sharding_constraint
     arrays = [hold(array, place) if place else array for array, place in zip(arrays, shardings)]
     tensor = merged_kernel(config, *arrays) if len(arrays) > 1 else arrays[0]

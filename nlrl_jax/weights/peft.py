@@ -88,12 +88,12 @@ def save(
     first, together = jax.process_index() == 0, layout.spread(lora)
     dtypes = {path: jnp.dtype(dtype or leaf.dtype) for path, leaf in flat.items()}
     places = [
-        (path, layer)
+        (path, (layer,))
         for path in sorted(flat, key=lambda path: -dtypes[path].itemsize)  # numbers lie at multiples of their size
         for layer in range(flat[path].shape[0])
     ]
     structs = {_tensor_name(*at): jax.ShapeDtypeStruct(flat[at[0]].shape[:0:-1], dtypes[at[0]]) for at in places}
-    tensors = (layout.take(config, flat[path], layer, True, dtypes[path]) for path, layer in places)
+    tensors = (layout.take(config, flat[path], place, True, dtypes[path]) for path, place in places)
     if first:
         folder.mkdir(parents=True, exist_ok=True)
     write(temporary(folder / WEIGHTS), structs, tensors, together)
@@ -155,15 +155,15 @@ def load(
     file = SafetensorsFile(folder / WEIGHTS)
     stored, prefix = _of_text(folder, config, file)
     try:
-        adapted = _adapted(folder, options, config.num_layers, prefix)
+        adapted = _adapted(folder, options, config, prefix)
     except re.error as error:
         raise ValueError(f"{folder / CONFIG}: an expression for modules is malformed: {error}") from None
     rank, alpha = max(adapted.values())
     config = dataclasses.replace(config, lora=LoraConfig(rank, float(alpha)))
     expected = {}
-    for path, layer, (size, width) in layout.tensors(dataclasses.replace(config, lora=LoraConfig(1)), "lora"):
-        if of := adapted.get((path[:-1], layer)):
-            expected[_tensor_name(path, layer, prefix)] = (of[0], width) if path[-1] == "a" else (size, of[0])
+    for path, place, (size, width) in layout.tensors(dataclasses.replace(config, lora=LoraConfig(1)), "lora"):
+        if of := adapted.get((path[:-1], place)):
+            expected[_tensor_name(path, place, prefix)] = (of[0], width) if path[-1] == "a" else (size, of[0])
     layout.check_tensors(
         folder,
         expected,
@@ -172,11 +172,11 @@ def load(
     )
     check_dtypes(folder, file, expected)
 
-    def fetch(path, layer, index):
+    def fetch(path, place, index):
         """As the decoder has it; padded and scaled where the module's rank or alpha is not the config's."""
-        if (path[:-1], layer) not in adapted:
+        if (path[:-1], place) not in adapted:
             return np.zeros([part.stop - part.start for part in index], np.float32)
-        name, (own_rank, own_alpha) = _tensor_name(path, layer, prefix), adapted[path[:-1], layer]
+        name, (own_rank, own_alpha) = _tensor_name(path, place, prefix), adapted[path[:-1], place]
         if (own_rank, own_alpha) == (rank, alpha):
             return layout.finite(file.read(name, index[::-1]).T, folder, name)
         whole = layout.finite(file.read(name, (slice(None),) * 2).T.astype(np.float32), folder, name)
@@ -188,11 +188,11 @@ def load(
     return config, layout.assemble(config, fetch, "lora", mesh, "float32", paths)
 
 
-def _tensor_name(path: layout.Path, layer: int, prefix: str = "model.") -> str:
+def _tensor_name(path: layout.Path, place: layout.Place, prefix: str = "model.") -> str:
     """Args:
     prefix: of the base model's modules, see `_of_text`.
     """
-    return f"{_BASE}{prefix}layers.{layer}.{LINEAR[path[1:-1]]}.{_PARTS[path[-1]]}.weight"
+    return f"{_BASE}{prefix}layers.{place[0]}.{LINEAR[path[1:-1]]}.{_PARTS[path[-1]]}.weight"
 
 
 def _of_text(folder: pathlib.Path, config: ModelConfig, file: SafetensorsFile) -> tuple[list[str], str]:
@@ -227,9 +227,9 @@ def _refuse_unsupported(folder: pathlib.Path, options: dict[str, Any]) -> None:
 
 
 def _adapted(
-    folder: pathlib.Path, options: dict[str, Any], num_layers: int, prefix: str = "model."
-) -> dict[tuple[layout.Path, int], tuple[int, float]]:
-    """(path, layer) -> (rank, alpha) of every module that is adapted, by peft's rules.
+    folder: pathlib.Path, options: dict[str, Any], config: ModelConfig, prefix: str = "model."
+) -> dict[tuple[layout.Path, layout.Place], tuple[int, float]]:
+    """(path, place) -> (rank, alpha) of every module that is adapted, by peft's rules.
 
     A module is adapted if its full name (model.layers.0.self_attn.q_proj) is listed, or an end of it is and its layer
     is among `layers_to_transform`, or if an expression matches the name as a whole; unless it is excluded by its name,
@@ -256,10 +256,12 @@ def _adapted(
     for name in ("lm_head", f"{prefix}embed_tokens"):
         if is_adapted(name):
             raise ValueError(f"{folder}: target_modules={modules!r} adapts {name}, which is not implemented")
+    adaptable = {path[:-1] for path in layout.shapes(config, "lora")}  # experts are not
     names = {
-        (("blocks", *path), layer): f"{prefix}layers.{layer}.{name}"
+        (("blocks", *path), (layer,)): f"{prefix}layers.{layer}.{name}"
         for path, name in LINEAR.items()
-        for layer in range(num_layers)
+        if ("blocks", *path) in adaptable
+        for layer in range(config.num_layers)
     }
     ranks = {at: _rank_and_alpha(folder, options, full) for at, full in names.items() if is_adapted(full)}
     if not ranks:

@@ -126,7 +126,7 @@ def test_processes_exchange_one_layer_of_a_parameter(mesh):
         jax.device_put(jnp.ones((5, 4, 40)), place(None, "tensor")),
     )
     for arrays in ((kernel,), (kernel, a, b)):
-        places = layout.places(arrays, 1)
+        places = layout.shardings_at(arrays, (1,))
         program = layout._take.lower(arrays, 1, CONFIG, True, None, places, True).compile().as_text()
         exchanged = re.findall(r"= \w+\[([\d,]+)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)", program)
         assert exchanged and max(math.prod(map(int, shape.split(","))) for shape in exchanged) == 32 * 40
