@@ -58,6 +58,7 @@ def read(hf: Mapping[str, Any]) -> dict[str, Any]:
         sliding_window=window,
         layer_types=_layer_types(hf, family, layers, window),
         **_query_scalar(hf, defaults),
+        **_experts(hf, defaults),
         **family.fields,
     )
 
@@ -95,6 +96,13 @@ def write(config: Any) -> dict[str, Any]:
     if config.query_pre_attn_scalar is not None:
         scalar = config.query_pre_attn_scalar
         contents["query_pre_attn_scalar"] = int(scalar) if scalar == int(scalar) else scalar
+    if config.num_experts:
+        contents |= {
+            "num_experts": config.num_experts,
+            "num_experts_per_tok": config.experts_per_token,
+            "moe_intermediate_size": config.expert_size,
+            "norm_topk_prob": config.renormalise_experts,
+        }
     if family.sliding != "none":
         contents["sliding_window"] = config.sliding_window
     if family.sliding == "max_window_layers":
@@ -220,6 +228,19 @@ def _query_scalar(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
     """`query_pre_attn_scalar`, where the family has it."""
     name = "query_pre_attn_scalar"
     return {name: _number(hf, name, defaults[name])} if name in defaults else {}
+
+
+def _experts(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a mixture of experts, where the family is one. transformers 5 writes `num_local_experts`."""
+    if "num_experts" not in defaults:
+        return {}
+    hf = {"num_experts": hf.get("num_local_experts"), **hf}
+    return dict(
+        num_experts=_size(hf, "num_experts", defaults["num_experts"]),
+        experts_per_token=_size(hf, "num_experts_per_tok", defaults["num_experts_per_tok"]),
+        expert_size=_size(hf, "moe_intermediate_size", defaults["moe_intermediate_size"]),
+        renormalise_experts=_flag(hf, "norm_topk_prob", defaults["norm_topk_prob"]),
+    )
 
 
 def _rope(hf: Mapping[str, Any], defaults: Mapping[str, Any], max_positions: int) -> dict[str, Any]:

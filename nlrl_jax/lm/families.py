@@ -98,6 +98,28 @@ FAMILIES = {  # by `model_type`
         supported=_SILU,
         sliding="max_window_layers",
     ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        fields=dict(qk_norm=True),
+        defaults=dict(
+            vocab_size=151936,
+            hidden_size=2048,
+            intermediate_size=6144,
+            num_hidden_layers=24,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-6,
+            rope_theta=10000.0,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+            norm_topk_prob=False,
+        ),
+        # Every layer has experts.
+        supported={**_SILU, "use_sliding_window": (False,), "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
+        written=("hidden_act", "attention_bias", "decoder_sparse_step", "mlp_only_layers"),
+    ),
     "mistral": Family(
         "MistralForCausalLM",
         defaults=dict(

@@ -1,9 +1,11 @@
-"""Weights of a GGUF file of the Llama, Qwen2 or Qwen3 family, dequantised.
+"""Weights of a GGUF file of one of the families in `_FAMILIES`, dequantised.
 
     config, params = load("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")
 
-GGUF stores the rows of Llama's q and k permuted for interleaved rotary embeddings; this decoder rotates halves, so the
-permutation is undone. Metadata keys follow the GGUF specification (ggml, docs/gguf.md).
+Files differ from Hugging Face's in three ways, which are undone: the rows of Llama's q and k are permuted for
+interleaved rotary embeddings (this decoder rotates halves), Gemma's norms hold 1 + weight, and all experts of a layer
+are one tensor. Metadata keys follow the GGUF specification (ggml, docs/gguf.md); what llama.cpp has as constants of
+Gemma 3 and Qwen3-MoE is said below.
 """
 
 from __future__ import annotations
@@ -19,13 +21,20 @@ from jax.sharding import Mesh
 
 from nlrl_jax.lm.attention import llama3_factors
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.families import LARGEST, MODEL_TYPES, RopeScaling
+from nlrl_jax.lm.families import FAMILIES, FULL, LARGEST, SLIDING, LinearRopeScaling, RopeScaling
 from nlrl_jax.weights import layout, names
 from nlrl_jax.weights.gguf_file import GGUFFile
 
-_EMBEDDING, _HEAD = names.gguf(("embedding",), None), names.gguf(("lm_head",), None)
+_EMBEDDING, _HEAD = names.gguf(("embedding",)), names.gguf(("lm_head",))
 _ROPE_FACTORS = "rope_freqs.weight"
-_ARCHITECTURES = {kind: MODEL_TYPES[kind] for kind in ("llama", "qwen2", "qwen3")}  # `general.architecture`
+_FAMILIES = {  # `general.architecture` -> `model_type`; files of Mistral 7B call themselves llama
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gemma": "gemma",
+    "gemma3": "gemma3_text",
+}
 
 
 def load(
@@ -55,21 +64,36 @@ def load(
     config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, **overrides)
     shapes = {name: file.shape(name) for name in file if name != _ROPE_FACTORS}
     layout.check_sizes(file.path, config, shapes, "its metadata call for")
-    expected = {names.gguf(path_in_tree, layer): shape for path_in_tree, layer, shape in layout.tensors(config)}
-    layout.check_tensors(file.path, expected, shapes, "its metadata call for")
+    layout.check_tensors(file.path, _expected(config), shapes, "its metadata call for")
     file.check_readable()
     orders = {}
     if config.architecture == "LlamaForCausalLM":
         for module, heads in (("q", config.num_heads), ("k", config.num_kv_heads)):
             orders["blocks", "attention", module, "kernel"] = half_split(heads, config.head_dim)
 
-    def fetch(path_in_tree, layer, index):
-        name = names.gguf(path_in_tree, layer)
-        turned = layout.transposed(path_in_tree)
-        values = file.read(name, index[::-1], orders.get(path_in_tree)).T if turned else file.read(name, index)
+    def fetch(path_in_tree, place, index):
+        name = names.gguf(path_in_tree, place)
+        if layout.transposed(path_in_tree):
+            columns, rows = index
+            if len(place) == 2:  # experts lie one after another
+                first = place[1] * file.shape(name)[1]
+                rows = slice(first + rows.start, first + rows.stop)
+            values = file.read(name, (rows, columns), orders.get(path_in_tree)).T
+        else:
+            values = file.read(name, index)
+        if config.norm_offset and path_in_tree[-1] == "scale":
+            values = values - 1
         return layout.finite(values, file.path, name)
 
     return config, layout.assemble(config, fetch, mesh=mesh)
+
+
+def _expected(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of such a file."""
+    return {
+        names.gguf(path, place): shape if len(place) < 2 else (config.num_experts, *shape)
+        for path, place, shape in layout.tensors(config)
+    }
 
 
 def read_config(path: str | os.PathLike) -> ModelConfig:
@@ -103,6 +127,9 @@ def smollm2_path() -> pathlib.Path:
 # Keys that change the computation -> the values that do not.
 _NEUTRAL = {
     "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "leading_dense_block_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
     "attention.causal": (True,),
     "attention.sliding_window": (0,),
     "attention.clamp_kqv": (0.0,),
@@ -115,21 +142,22 @@ _NEUTRAL = {
     "use_parallel_residual": (False,),
     "rope.scaling.attn_factor": (1.0,),
 }
+_READ = {"qwen3moe": ("expert_count",), "gemma3": ("attention.sliding_window",)}  # of these, by architecture
 
 
 def _config(file: GGUFFile) -> ModelConfig:
     meta, path = file.metadata, file.path
     architecture, kind = meta.get("general.architecture"), meta.get("general.type", "model")
-    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES or kind != "model":
+    if not isinstance(architecture, str) or architecture not in _FAMILIES or kind != "model":
         kind_text = f"architecture {architecture!r:.60}" if kind == "model" else f"general.type {kind!r:.60}"
-        raise ValueError(f"{path} has {kind_text}; whole models of {', '.join(_ARCHITECTURES)} are implemented")
+        raise ValueError(f"{path} has {kind_text}; whole models of {', '.join(_FAMILIES)} are implemented")
     keys = _Keys(path, meta, architecture)
-    if keys.get("expert_count", 0):
+    if keys.get("expert_count", 0) and architecture != "qwen3moe":
         raise ValueError(
-            f"{path} is a mixture of {keys.get('expert_count')!r:.60} experts; only dense decoders are implemented"
+            f"{path} is a mixture of {keys.get('expert_count')!r:.60} experts; of these qwen3moe is implemented"
         )
     for key, values in _NEUTRAL.items():
-        if keys.get(key, values[0]) not in values:
+        if keys.get(key, values[0]) not in values and key not in _READ.get(architecture, ()):
             setting = f"{architecture}.{key} = {keys.get(key)!r:.60}"
             raise ValueError(f"{path} has {setting}, which is not implemented; {values[0]!r} is")
     if _EMBEDDING not in file:
@@ -142,22 +170,48 @@ def _config(file: GGUFFile) -> ModelConfig:
                 f"{path} has {architecture}.{key} = {keys.get(key)}; {head_dim}, all of a head, is implemented"
             )
     theta = keys.number("rope.freq_base", 10000.0)
+    family = FAMILIES[_FAMILIES[architecture]]
+    num_layers = keys.size("block_count")
     return ModelConfig(
         vocab_size=file.shape(_EMBEDDING)[0],
         hidden_size=hidden,
         intermediate_size=keys.size("feed_forward_length"),
-        num_layers=keys.size("block_count"),
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=keys.size("attention.head_count_kv", heads),
         head_dim=head_dim,
         max_positions=keys.size("context_length"),
-        architecture=_ARCHITECTURES[architecture],
+        architecture=family.architecture,
         rope_theta=theta,
         rope_scaling=_rope_scaling(file, keys, theta, head_dim),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         tie_embeddings=_HEAD not in file,
-        qkv_bias=architecture == "qwen2",
-        qk_norm=architecture == "qwen3",
+        **family.fields,
+        **(_gemma3(keys, num_layers, hidden // heads, head_dim) if architecture == "gemma3" else {}),
+        **(_experts(keys) if architecture == "qwen3moe" else {}),
+    )
+
+
+def _gemma3(keys: _Keys, num_layers: int, hidden_by_head: int, head_dim: int) -> dict[str, Any]:
+    """Fields that only Gemma 3 has. As in llama.cpp, every sixth layer is full where a file does not say which are, and
+    27B (62 layers) divides its queries by another number (src/models/gemma3.cpp)."""
+    pattern = keys.get("attention.sliding_window_pattern", 6)
+    slides = pattern if isinstance(pattern, list) else [(layer + 1) % pattern > 0 for layer in range(num_layers)]
+    return dict(
+        sliding_window=keys.size("attention.sliding_window"),
+        layer_types=tuple(SLIDING if layer_slides else FULL for layer_slides in slides),
+        local_rope_theta=keys.number("rope.freq_base_swa", 10000.0),
+        query_pre_attn_scalar=float(hidden_by_head if num_layers == 62 else head_dim),
+    )
+
+
+def _experts(keys: _Keys) -> dict[str, Any]:
+    """Fields of a mixture of experts. llama.cpp has the weights of a token's experts sum to 1."""
+    return dict(
+        num_experts=keys.size("expert_count"),
+        experts_per_token=keys.size("expert_used_count"),
+        expert_size=keys.size("expert_feed_forward_length"),
+        renormalise_experts=True,
     )
 
 
@@ -193,7 +247,7 @@ class _Keys:
         return ValueError(f"{self.path} has {self.architecture}.{key} = {self.get(key)!r:.60}; {needed}")
 
 
-def _rope_scaling(file: GGUFFile, keys: _Keys, theta: float, head_dim: int) -> RopeScaling | None:
+def _rope_scaling(file: GGUFFile, keys: _Keys, theta: float, head_dim: int) -> RopeScaling | LinearRopeScaling | None:
     """Llama-3.1's scaling is kept as one divisor a frequency; its parameters are recovered from them.
 
     Of the other kinds of scaling, a factor counts unless the kind is "none"; without a kind it is linear, and its old
@@ -201,11 +255,16 @@ def _rope_scaling(file: GGUFFile, keys: _Keys, theta: float, head_dim: int) -> R
     """
     kind = keys.get("rope.scaling.type", "linear")
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
-    if kind not in ("none", "linear", "yarn") or (kind != "none" and factor not in (0, 1)):
+    scales = kind != "none" and factor not in (0, 1)
+    if kind not in ("none", "linear", "yarn") or (scales and (kind != "linear" or _ROPE_FACTORS in file)):
         raise ValueError(
-            f"{file.path} has rope scaling {kind!r:.60} of factor {factor!r:.60}; only Llama-3.1's ({_ROPE_FACTORS}) "
-            "is implemented"
+            f"{file.path} has rope scaling {kind!r:.60} of factor {factor!r:.60}; linear scaling, or Llama-3.1's "
+            f"({_ROPE_FACTORS}), is implemented"
         )
+    if scales:
+        if not isinstance(factor, int | float) or not factor > 0:
+            raise ValueError(f"{file.path} has rope scaling of factor {factor!r:.60}; it must be a number above 0")
+        return LinearRopeScaling(float(str(np.float32(factor))))
     if _ROPE_FACTORS not in file:
         return None
     divisors = file.read(_ROPE_FACTORS, (slice(None),)).astype(np.float64)

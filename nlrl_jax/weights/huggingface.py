@@ -33,7 +33,7 @@ from nlrl_jax.weights.names import TEXT_PARTS, hugging_face, of_text_part
 from nlrl_jax.weights.safetensors_file import DTYPES, check_dtypes, temporary, write
 from nlrl_jax.weights.tensors import INDEX, SINGLE, Tensors, listing, remove_weights, weight_map
 
-_EMBEDDING, _HEAD = hugging_face(("embedding",), None), hugging_face(("lm_head",), None)
+_EMBEDDING, _HEAD = hugging_face(("embedding",)), hugging_face(("lm_head",))
 # Old Llama files carry the rotary frequencies or tables; they follow from the config.
 _BUFFER = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
@@ -76,8 +76,8 @@ def load(
     param_dtype = param_dtype or _stored_dtype(folder, config, tensors)
     config = dataclasses.replace(config, param_dtype=param_dtype, dtype=dtype or param_dtype)
 
-    def fetch(path, layer, index):
-        name = hugging_face(path, layer, config.sandwich_norms)
+    def fetch(path, place, index):
+        name = hugging_face(path, place, config.sandwich_norms)
         values = tensors.read(name, index[::-1]).T if transposed(path) else tensors.read(name, index)
         return layout.finite(values, folder, name)
 
@@ -181,8 +181,8 @@ def _write_about(folder: pathlib.Path, config: ModelConfig, dtype: str, tokenize
     write_json(folder / "config.json", {**config.to_hf(), "torch_dtype": dtype, **ids}, indent=2)
 
 
-def _names(config: ModelConfig) -> dict[str, tuple[layout.Path, int | None, tuple[int, ...]]]:
-    """Name in a file -> (path, layer, shape in the file) of every tensor."""
+def _names(config: ModelConfig) -> dict[str, tuple[layout.Path, layout.Place, tuple[int, ...]]]:
+    """Name in a file -> (path, place, shape in the file) of every tensor."""
     return {hugging_face(at[0], at[1], config.sandwich_norms): at for at in layout.tensors(config)}
 
 
@@ -245,16 +245,17 @@ def _check(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> None:
     check_dtypes(folder, tensors, expected)
 
 
-_Shard = dict[str, tuple[layout.Path, int | None, jax.ShapeDtypeStruct]]  # name -> what it is, as the file holds it
+_Shard = dict[str, tuple[layout.Path, layout.Place, jax.ShapeDtypeStruct]]  # name -> what it is, as the file holds it
 
 
 def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[_Shard]:
     """Tensors in the order of the layers, cut into shards of at most `max_bytes` (or one tensor)."""
     order = []
-    for name, (path, layer, shape) in _names(config).items():
-        place = -1 if path == ("embedding",) else config.num_layers if layer is None else layer
+    for name, (path, place, shape) in _names(config).items():
+        # The embedding first, then layer after layer, and what comes after them.
+        layer = -1 if path == ("embedding",) else place[0] if place else config.num_layers
         struct = jax.ShapeDtypeStruct(shape, flat[path].dtype)
-        order.append((place, name, (path, layer, struct)))
+        order.append((layer, name, (path, place, struct)))
     shards, filled = [{}], 0
     for _, name, tensor in sorted(order, key=lambda item: item[:2]):
         size = tensor[2].size * tensor[2].dtype.itemsize
@@ -267,10 +268,10 @@ def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[_Shard]:
     return [dict(sorted(shard.items(), key=lambda row: -row[1][2].dtype.itemsize)) for shard in shards]
 
 
-def _stored(config: ModelConfig, flat: dict, adapter: dict, path: layout.Path, layer: int | None) -> np.ndarray:
+def _stored(config: ModelConfig, flat: dict, adapter: dict, path: layout.Path, place: layout.Place) -> np.ndarray:
     """One tensor as the file holds it, with its adapter if it has one."""
     pair = tuple(adapter[key] for part in "ab" if (key := (*path[:-1], part)) in adapter and path[-1] == "kernel")
-    return layout.take(config, flat[path], layer, transposed(path), adapter=pair)
+    return layout.take(config, flat[path], place, transposed(path), adapter=pair)
 
 
 def _eos_of(tokenizer: Any) -> list[int]:

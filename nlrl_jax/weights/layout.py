@@ -1,8 +1,8 @@
 """The decoder's parameters as a flat table: where each sits in the tree, filled slice by slice, taken tensor by tensor.
 
 A parameter is named by its path in the tree, e.g. ("blocks", "attention", "q", "kernel"). Those under "blocks" carry a
-leading layers axis, and those of experts one more for these; a file holds one tensor a layer, or a layer's expert. Which
-of them a tensor is, its place, is (), (layer,) or (layer, expert).
+leading layers axis, and those of experts one more. A file holds one tensor a layer, or one for each expert of a layer:
+its place is (), (layer,) or (layer, expert).
 """
 
 from __future__ import annotations
@@ -242,9 +242,7 @@ def _read(fetch: Fetch, path: Path, bounds: tuple[tuple[int, int], ...], dtype: 
     return out
 
 
-def _fetch_into(
-    out: np.ndarray, fetch: Fetch, path: Path, place: Place, bounds: tuple[tuple[int, int], ...]
-) -> None:
+def _fetch_into(out: np.ndarray, fetch: Fetch, path: Path, place: Place, bounds: tuple[tuple[int, int], ...]) -> None:
     """Fills `out` with the part of a tensor within `bounds`, some of the file's rows at a time."""
     name = "/".join(path) + "".join(f" of {unit} {number}" for unit, number in zip(("layer", "expert"), place))
     axis = _rows_axis(path, out.shape)

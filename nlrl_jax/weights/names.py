@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nlrl_jax.lm.families import MODEL_TYPES, WITH_VISION
-from nlrl_jax.weights.layout import Path, stacked
+from nlrl_jax.weights.layout import Path, Place
 
 # Where a module sits in the tree -> its name in a Hugging Face checkpoint and in a GGUF file. Those of a block follow
 # the layer's own prefix.
@@ -31,6 +31,12 @@ _LINEAR = {
     ("up",): ("mlp.up_proj", "ffn_up"),
     ("down",): ("mlp.down_proj", "ffn_down"),
 }
+_EXPERTS = {  # all of a layer are one tensor in a GGUF file
+    ("experts", "router"): ("mlp.gate", "ffn_gate_inp"),
+    ("experts", "gates"): ("mlp.experts.{}.gate_proj", "ffn_gate_exps"),
+    ("experts", "ups"): ("mlp.experts.{}.up_proj", "ffn_up_exps"),
+    ("experts", "downs"): ("mlp.experts.{}.down_proj", "ffn_down_exps"),
+}
 # Where outputs are normed too, "post_attention_layernorm" is the norm of attention's.
 _SANDWICH = {("mlp_norm",): ("pre_feedforward_layernorm", "ffn_norm")}
 _PREFIXES = "model.layers", "blk"
@@ -41,13 +47,13 @@ _VISION = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 LINEAR = {path: names[0] for path, names in _LINEAR.items()}  # the linear layers of a block, as Hugging Face names them
 
 
-def hugging_face(path: Path, layer: int | None, sandwich_norms: bool = False) -> str:
-    """The name in a Hugging Face checkpoint of the parameter at `path` (of one layer).
+def hugging_face(path: Path, place: Place = (), sandwich_norms: bool = False) -> str:
+    """The name in a Hugging Face checkpoint of the parameter at `path` (of one layer, or of its expert).
 
     Args:
       sandwich_norms: see `ModelConfig`.
     """
-    return _name(path, layer, 0, sandwich_norms)
+    return _name(path, place, 0, sandwich_norms)
 
 
 def of_text_part(name: str) -> str | None:
@@ -57,15 +63,15 @@ def of_text_part(name: str) -> str | None:
     return _TEXT_PART.sub(lambda match: match[1] or match[2], name, count=1) if _TEXT_PART.match(name) else name
 
 
-def gguf(path: Path, layer: int | None) -> str:
+def gguf(path: Path, place: Place = ()) -> str:
     """The name in a GGUF file of the parameter at `path` (of one layer)."""
-    return _name(path, layer, 1)
+    return _name(path, place, 1)
 
 
-def _name(path: Path, layer: int | None, form: int, sandwich_norms: bool = False) -> str:
+def _name(path: Path, place: Place, form: int, sandwich_norms: bool = False) -> str:
     kind = "bias" if path[-1] == "bias" else "weight"
-    module = path[:1] if not stacked(path) else path[1:-1]
-    if not stacked(path):
-        return f"{_OUTSIDE[module][form]}.{kind}"
+    if not place:
+        return f"{_OUTSIDE[path[:1]][form]}.{kind}"
     modules = _NORMS | _LINEAR | (_SANDWICH if sandwich_norms else {})
-    return f"{_PREFIXES[form]}.{layer}.{modules[module][form]}.{kind}"
+    names = _EXPERTS.get(path[1:]) or modules[path[1:-1]]
+    return f"{_PREFIXES[form]}.{place[0]}.{names[form].format(*place[1:])}.{kind}"

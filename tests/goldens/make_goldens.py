@@ -34,6 +34,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 HERE = pathlib.Path(__file__).parent
@@ -53,6 +55,7 @@ GEMMA3 = dict(
         "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
     },
 )  # fmt: skip
+MOE = dict(head_dim=12, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
 SHORT, LONG = (12, 7, 9), (80, 41, 77)  # lengths of the three rows
 # name: (model, configuration, whether embeddings are tied, base of the rotary angles, other fields, lengths)
 FAMILIES = {
@@ -61,6 +64,7 @@ FAMILIES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, False, 1e6, {}, SHORT),
     "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config, True, 777.0, {}, SHORT),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, True, 54321.0, dict(head_dim=16), SHORT),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, False, 1e4, MOE, SHORT),
     "gemma": (GemmaForCausalLM, GemmaConfig, True, 1e4, dict(head_dim=12, num_key_value_heads=1), SHORT),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, True, 1e5, GEMMA3, LONG),
     "mistral": (MistralForCausalLM, MistralConfig, False, 1e4, dict(sliding_window=5, head_dim=12), SHORT),

@@ -12,7 +12,7 @@ from nlrl_jax.lm.families import FULL, SLIDING, LinearRopeScaling, RopeScaling
 from nlrl_jax.weights.layout import shapes
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
-FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "mistral", "gemma", "gemma3")
+FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma3")
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,
@@ -23,6 +23,7 @@ LLAMA = {
 }
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 QWEN3 = {"architectures": None, "model_type": "qwen3"}
+MOE = {"architectures": None, "model_type": "qwen3_moe"}
 GEMMA3 = {"architectures": None, "model_type": "gemma3_text", "num_key_value_heads": 2, "head_dim": 8}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 LLAMA3 = {
@@ -187,7 +188,12 @@ def test_model_type_stands_in_for_architectures():
     ("change", "message"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM"),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({**MOE, "decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        ({**MOE, "mlp_only_layers": [0]}, r"mlp_only_layers=.0."),
+        ({**MOE, "use_sliding_window": True}, "use_sliding_window=True"),
+        ({**MOE, "num_experts": 5, "num_experts_per_tok": 6}, "experts_per_token=6 of num_experts=5"),
+        ({**MOE, "moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'.*'silu'"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),

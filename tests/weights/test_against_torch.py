@@ -86,6 +86,10 @@ CASES = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(  # sizes of which torch's grouped products take bfloat16, too
+        **COMMON, hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=10, num_experts=9,
+        num_experts_per_tok=4, moe_intermediate_size=24, rope_parameters=plain(3e4),
+    ),
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """GGUF files, written here with the gguf package from the tiny Hugging Face checkpoints."""
 
+import dataclasses
 import os
 import pathlib
 import struct
@@ -13,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from nlrl_jax.lm.attention import llama3_factors
+from nlrl_jax.lm.families import SLIDING, LinearRopeScaling, RopeScaling
 from nlrl_jax.weights import gguf, huggingface
 from nlrl_jax.weights.gguf_file import GGUFFile
 from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
@@ -33,7 +35,14 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
+SANDWICH = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+ARCHITECTURES = {"llama31": "llama", "qwen2_tied": "qwen2", "qwen3_moe": "qwen3moe"}
 
 
 def permute(rows, heads):
@@ -43,8 +52,9 @@ def permute(rows, heads):
 
 def write(path, name, architecture="", change=lambda tensors: None, extra=lambda writer: None):
     config = huggingface.read_config(GOLDENS / name)
-    architecture = architecture or next(kind for kind in ("llama", "qwen2", "qwen3") if name.startswith(kind))
-    tensors = {}
+    architecture = architecture or ARCHITECTURES.get(name, name)
+    tensors, experts = {}, {}
+    names = NAMES | (SANDWICH if config.sandwich_norms else {})
     for key, value in load_file(GOLDENS / name / "model.safetensors").items():
         stem, kind = key.rsplit(".", 1)
         prefix = ""
@@ -53,8 +63,16 @@ def write(path, name, architecture="", change=lambda tensors: None, extra=lambda
             prefix = f"blk.{layer}."
         if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
             value = permute(value, config.num_heads if "q_proj" in stem else config.num_kv_heads)
-        tensors[f"{prefix}{NAMES[stem]}.{kind}"] = value
-    if config.rope_scaling:
+        if config.norm_offset and "norm" in stem:
+            value = 1 + value
+        if stem.startswith("mlp.experts."):
+            _, _, number, part = stem.split(".")
+            experts.setdefault(f"{prefix}{NAMES[f'mlp.{part}']}_exps.{kind}", {})[int(number)] = value
+        else:
+            tensors[f"{prefix}{names[stem]}.{kind}"] = value
+    for key, by_number in experts.items():
+        tensors[key] = np.stack([by_number[number] for number in range(len(by_number))])
+    if isinstance(config.rope_scaling, RopeScaling):
         factors = 1 / llama3_factors(config.rope_scaling, config.rope_theta, config.head_dim)
         tensors["rope_freqs.weight"] = factors.astype(np.float32)
     change(tensors)
@@ -69,7 +87,17 @@ def write(path, name, architecture="", change=lambda tensors: None, extra=lambda
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    if config.rope_scaling:
+    if config.num_experts:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.experts_per_token)
+        writer.add_expert_feed_forward_length(config.expert_size)
+    if config.local_rope_theta:
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == SLIDING for kind in config.layer_types])
+        writer.add_float32("gemma3.rope.freq_base_swa", config.local_rope_theta)
+        writer.add_string("gemma3.rope.scaling.type", "linear")
+        writer.add_float32("gemma3.rope.scaling.factor", config.rope_scaling.factor)
+    elif config.rope_scaling:
         writer.add_rope_scaling_orig_ctx_len(config.rope_scaling.original_max_positions)
     extra(writer)
     for key, value in tensors.items():
@@ -94,12 +122,37 @@ def reference_reads(kind):
     return True
 
 
-@pytest.mark.parametrize("name", ["llama", "llama31", "qwen2", "qwen2_tied", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "gemma", "gemma3"])
 def test_equals_the_hugging_face_checkpoint(name, tmp_path):
     config, params = gguf.load(write(tmp_path / "model.gguf", name))
     want_config, want = huggingface.load(GOLDENS / name)
+    if name == "gemma3":  # a file does not say it, and real models have head_dim there
+        want_config = dataclasses.replace(want_config, query_pre_attn_scalar=12.0)
     assert config == want_config
-    jax.tree.map(np.testing.assert_array_equal, params, want)
+    rounding = 1e-6 if config.norm_offset else 0  # of 1 + weight - 1
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, atol=rounding, rtol=0), params, want)
+
+
+def test_every_sixth_layer_of_a_gemma_3_is_full_where_the_file_does_not_say(tmp_path):
+    def real_files_keys(writer):
+        for key in ("attention.sliding_window_pattern", "rope.freq_base_swa"):
+            writer.kv_data[0].pop(f"gemma3.{key}")
+        writer.kv_data[0].pop("gemma3.block_count")
+        writer.add_block_count(8)
+
+    config = gguf.read_config(write(tmp_path / "model.gguf", "gemma3", extra=real_files_keys))
+    assert config.slides == (True,) * 5 + (False,) + (True,) * 2
+    assert config.local_rope_theta == 10000.0
+
+
+@pytest.mark.parametrize(
+    "values", [{"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, {"rope__scaling__factor": 4.0},
+               {"rope__scale_linear": 4.0}]
+)  # fmt: skip
+def test_linear_scaling_is_read(values, tmp_path):
+    """Without a type it is linear, as llama.cpp reads it."""
+    config = gguf.read_config(write(tmp_path / "model.gguf", "llama", extra=keys(**values)))
+    assert config.rope_scaling == LinearRopeScaling(4.0)
 
 
 def test_target_dtype(tmp_path):
@@ -110,7 +163,7 @@ def test_target_dtype(tmp_path):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"architecture": "gemma"}, "architecture 'gemma'; whole models of llama, qwen2, qwen3 are implemented"),
+        ({"architecture": "gemma2"}, "architecture 'gemma2'; whole models of llama, .*, gemma3 are implemented"),
         ({"extra": lambda w: w.add_type("adapter")}, "general.type 'adapter'; whole models of llama"),
         ({"extra": lambda w: w.add_expert_count(8)}, "mixture of 8 experts"),
         ({"change": lambda t: t.pop("blk.1.ffn_up.weight")}, "tensor blk.1.ffn_up.weight missing"),
@@ -145,9 +198,7 @@ def keys(**values):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, "rope scaling 'linear' of factor 4.0"),
-        ({"rope__scaling__factor": 4.0}, "rope scaling 'linear' of factor 4.0"),  # llama.cpp's default type
-        ({"rope__scale_linear": 4.0}, "rope scaling 'linear' of factor 4.0"),
+        ({"rope__scaling__factor": -4.0}, "rope scaling of factor -4.0; it must be a number above 0"),
         ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, "rope scaling 'yarn' of factor 4.0"),
         ({"rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
         ({"rope__scaling__attn_factor": 1.5}, "llama.rope.scaling.attn_factor = 1.5"),

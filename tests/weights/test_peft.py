@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.weights import huggingface, peft
 from nlrl_jax.weights.names import LINEAR
 
@@ -129,12 +129,13 @@ def test_other_ways_to_say_the_same(config, folder, change):
 
 
 RULES = json.loads((GOLDENS / "peft_rules.json").read_text())  # what peft 0.21.2 adapts in a Llama of three layers
+THREE_LAYERS = ModelConfig(8, 8, 8, num_layers=3, num_heads=1, num_kv_heads=1, head_dim=8, max_positions=8)
 
 
 @pytest.mark.parametrize(("options", "expected"), RULES, ids=range(len(RULES)))
 def test_modules_ranks_and_scales_are_pefts(options, expected):
-    found = peft._adapted(pathlib.Path("adapter"), options, num_layers=3)
-    name = lambda path, layer: f"{layer}.{LINEAR[path[1:]]}"
+    found = peft._adapted(pathlib.Path("adapter"), options, THREE_LAYERS)
+    name = lambda path, place: f"{place[0]}.{LINEAR[path[1:]]}"
     assert {name(*at): [rank, pytest.approx(alpha / rank)] for at, (rank, alpha) in found.items()} == expected
 
 

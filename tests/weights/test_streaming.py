@@ -127,7 +127,7 @@ def test_processes_exchange_one_layer_of_a_parameter(mesh):
     )
     for arrays in ((kernel,), (kernel, a, b)):
         places = layout.shardings_at(arrays, (1,))
-        program = layout._take.lower(arrays, 1, CONFIG, True, None, places, True).compile().as_text()
+        program = layout._take.lower(arrays, (1,), CONFIG, True, None, places, True).compile().as_text()
         exchanged = re.findall(r"= \w+\[([\d,]+)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)", program)
         assert exchanged and max(math.prod(map(int, shape.split(","))) for shape in exchanged) == 32 * 40
 
