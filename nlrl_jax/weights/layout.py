@@ -110,7 +110,8 @@ def check_sizes(
         "numbers for all heads": (max(config.num_heads, config.num_kv_heads) * config.head_dim, largest),
         "tokens": (config.vocab_size, largest),
         "hidden numbers": (config.hidden_size, largest),
-        "intermediate numbers": (config.intermediate_size, largest),
+        "experts": (config.num_experts, max(largest, len(stored))),
+        "intermediate numbers": (config.expert_size if config.num_experts else config.intermediate_size, largest),
     }
     for unit, (size, limit) in sizes.items():
         if size > _FAR * limit:
