@@ -35,7 +35,11 @@ def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
             reply = [Piece(end_of_thought), *reply]  # the template opens a thought: an empty one is learned
         tokens, weights = list(prompts[text]), []
         for piece in reply:
-            new = [end] if piece.text is None else tokenizer.encode(tokenizer.as_content(piece.text), continues=True)
+            if piece.text is None:
+                new = [end]
+            else:
+                continues = not tokenizer.puts_space_after(tokens)
+                new = tokenizer.encode(tokenizer.as_content(piece.text), continues)
             tokens += new
             weights += [piece.learned] * len(new)
         examples.append(Example(tokens, len(prompts[text]), weights))

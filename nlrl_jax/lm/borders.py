@@ -86,6 +86,10 @@ class Borders:
             return "it merges the tokens of bytes"
         return ""
 
+    def is_added(self, token: int) -> bool:
+        """Whether it is an added token, which is matched before all merges."""
+        return token in self._added
+
     def _words(self, text: str) -> list[tuple[int, int, list[int]]]:
         encoding = self._backend.encode(text, add_special_tokens=False)
         words: list[tuple[int, int, list[int]]] = []
@@ -120,7 +124,7 @@ class Borders:
         follows_added = False
         for start, end, ids in self.words(text):
             # 1. An added token is taken as a whole; behind it a space may be put that a part alone would lack.
-            is_added = len(ids) == 1 and ids[0] in self._added
+            is_added = len(ids) == 1 and self.is_added(ids[0])
             if follows_added and self.prefix_space == "always":
                 borders.discard(start)
             # 2. Within a pre-token: wherever no token that occurs there spans a position.

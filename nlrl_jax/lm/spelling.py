@@ -1,8 +1,12 @@
-"""The bytes that a vocabulary's token stands for, in the two ways in which vocabularies write them."""
+"""The bytes that a vocabulary's token stands for, in the two ways in which vocabularies write them; blanks in texts."""
 
 from __future__ import annotations
 
 import functools
+
+# What decoding a vocabulary of words replaces, in this order.
+_BLANKS = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'")]
+_BLANKS += [(f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")]
 
 
 @functools.lru_cache(maxsize=1)
@@ -38,3 +42,10 @@ def sentencepiece_bytes(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("\u2581", " ").encode()
+
+
+def without_blanks(text: str) -> str:
+    """Deletes the blanks before punctuation and contractions."""
+    for blank, mark in _BLANKS:
+        text = text.replace(blank, mark)
+    return text

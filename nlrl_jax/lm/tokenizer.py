@@ -25,15 +25,12 @@ import tokenizers
 from nlrl_jax.lm.borders import PLACE, Borders
 from nlrl_jax.lm.chat_template import TemplateOptions, render
 from nlrl_jax.lm.control_tokens import MARK, ControlTokens
-from nlrl_jax.lm.spelling import byte_level_bytes, sentencepiece_bytes
+from nlrl_jax.lm.spelling import byte_level_bytes, sentencepiece_bytes, without_blanks
 from nlrl_jax.lm.thoughts import NO_THOUGHTS, closing
 from nlrl_jax.lm.tokenizer_files import TokenizerFiles, build_backend, read_token_ids, read_tokenizer
 
 _ROLES = ("bos", "eos", "pad")
 _NO_END = "the tokenizer names no end-of-sequence token, so a reply could never end"
-# What decoding with `clean_up` replaces, in this order.
-_BLANKS = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'")]
-_BLANKS += [(f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -224,9 +221,7 @@ class Tokenizer:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
         ids = [known_id for i in ids if (known_id := self.read_as.get(int(i), int(i))) is not None]
         text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        for blank, mark in _BLANKS if self.clean_up else ():
-            text = text.replace(blank, mark)
-        return text
+        return without_blanks(text) if self.clean_up else text
 
     def spelled(self, text: str) -> bytes:
         """The bytes of `text`'s tokens: the text as the normalizer leaves it, special tokens left out."""
@@ -241,6 +236,10 @@ class Tokenizer:
     def adds_space(self) -> bool:
         """Whether it puts a space before a text, so that one that continues another has other ids (`encode`)."""
         return bool(self._borders.prefix_space)
+
+    def puts_space_after(self, tokens: Sequence[int]) -> bool:
+        """Whether a text behind these tokens is encoded as one that begins: a space is put after added tokens too."""
+        return bool(tokens) and self._borders.prefix_space == "always" and self._borders.is_added(tokens[-1])
 
     @property
     def border_problem(self) -> str:
