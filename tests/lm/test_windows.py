@@ -26,6 +26,9 @@ GEMMA3 |= dict(query_pre_attn_scalar=9.0, local_rope_theta=77.0, tie_embeddings=
 CONFIGS = {
     "mistral": ModelConfig(**SIZES, layer_types=(SLIDING,) * 3),
     "gemma3": ModelConfig(**SIZES, layer_types=(SLIDING, FULL, SLIDING), **GEMMA3),
+    "experts": ModelConfig(
+        **SIZES, layer_types=(SLIDING, SLIDING, FULL), num_experts=5, experts_per_token=2, expert_size=8
+    ),
 }
 PREFIXES = {"no prefix": 0, "a prefix inside the window": 2, "a prefix beyond the window": 7}
 LENGTHS = np.array([7, 1, 4, 3, 6], np.int32)
