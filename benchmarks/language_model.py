@@ -60,10 +60,11 @@ def ours(folder, job, batch, new_tokens, prompt):
 
     from nlrl_jax.lm import malloc
     from nlrl_jax.lm.acting import views
+    from nlrl_jax.lm.cache import empty_cache
     from nlrl_jax.lm.config import LoraConfig
     from nlrl_jax.lm.generate import generate
     from nlrl_jax.lm.score import score
-    from nlrl_jax.lm.transformer import Transformer, empty_cache, init_lora
+    from nlrl_jax.lm.transformer import Transformer, init_lora
     from nlrl_jax.types import Sampling
     from nlrl_jax.weights.load import load_weights
 

@@ -44,8 +44,9 @@ from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, ascend, choose
 from nlrl_jax.algorithms.policy_gradient import log_probs_of
 from nlrl_jax.algorithms.transcript_rows import TranscriptRows, pack, transcripts_of
 from nlrl_jax.backends.batching import bucket
+from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.generate import compute_prefix
-from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.returns import anchored_advantage, group_advantage, returns_to_go
 from nlrl_jax.rollouts.transcripts import PlayedTranscript, TranscriptTurn
 from nlrl_jax.updates import check_masters, keep_finite

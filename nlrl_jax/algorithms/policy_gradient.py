@@ -23,8 +23,9 @@ from jax.sharding import Mesh
 from nlrl_jax.arrays import flat_steps
 from nlrl_jax.lm import packing
 from nlrl_jax.lm.acting import in_dtype
+from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.sharding import whole_rows
-from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.losses import episode_token_weights
 from nlrl_jax.rollouts.text_games import Turns
 from nlrl_jax.text.policy import LanguageAgentPolicy

@@ -12,10 +12,11 @@ import numpy as np
 from nlrl_jax.algorithms.policy_gradient import Loss
 from nlrl_jax.backends.batching import bucket
 from nlrl_jax.lm.acting import is_large
+from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.sharding import whole_rows
-from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.rollouts.transcripts import TranscriptTurn
 
 KEY_READS = 34  # multiplications in the time that loading a key and reading it for all its queries take

@@ -33,9 +33,9 @@ from nlrl_jax.backends import engine_shapes as shapes
 from nlrl_jax.backends.prefill import CachedText, Call, HiddenChunk, Network, load, prefill, put_on_device
 from nlrl_jax.backends.session import Session, Text
 from nlrl_jax.lm import decode, kv_rows
+from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.sharding import whole
-from nlrl_jax.lm.transformer import KeyValues
 from nlrl_jax.types import Sampling, Written
 
 # Programs are kept by shapes, model and options, never by parameters: all models of one config share them.

@@ -17,8 +17,9 @@ from nlrl_jax.backends import batching
 from nlrl_jax.backends import engine_shapes as shapes
 from nlrl_jax.backends.session import Session, Text, TextCache, common_length
 from nlrl_jax.lm import acting, kv_rows
+from nlrl_jax.lm.cache import HeadKeyValues, KeyValues
 from nlrl_jax.lm.programs import PROGRAMS
-from nlrl_jax.lm.transformer import HeadKeyValues, KeyValues, Transformer
+from nlrl_jax.lm.transformer import Transformer
 
 _empty_pool = jax.jit(kv_rows.empty_pool, static_argnums=(0, 1))
 load = PROGRAMS.own(jax.jit(kv_rows.load, static_argnums=2))

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from nlrl_jax.lm import acting
+from nlrl_jax.lm.cache import HeadKeyValues
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.transformer import HeadKeyValues, Transformer
+from nlrl_jax.lm.transformer import Transformer
 
 CALLS = 32  # calls that a text outlives without being used
 FIRST_SLOTS = 4096  # of the pool; four times as many whenever they run out, as each size has programs of its own

@@ -24,9 +24,10 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from nlrl_jax.lm import placement, products
+from nlrl_jax.lm.cache import HeadKeyValues, KeyValues
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import memory_of, platform_of
-from nlrl_jax.lm.transformer import HeadKeyValues, KeyValues, Transformer, param_specs
+from nlrl_jax.lm.transformer import Transformer, param_specs
 
 LARGE = 4e6  # bytes of a layer from which `views` pays: a smaller one stays in the processor's cache
 WEIGHTS = ("auto", "shared", "apart", "merged")

@@ -19,9 +19,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from nlrl_jax.lm import acting
+from nlrl_jax.lm.cache import Cache, HeadKeyValues, KeyValues, num_slots, prefix_length
 from nlrl_jax.lm.sampling import sample_token
 from nlrl_jax.lm.sharding import shardings, spec
-from nlrl_jax.lm.transformer import Cache, HeadKeyValues, KeyValues, Transformer, num_slots, prefix_length
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Sampling
 
 

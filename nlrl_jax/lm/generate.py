@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from nlrl_jax.lm.cache import KeyValues, empty_cache, prefix_length
 from nlrl_jax.lm.decode import Rows, decode, placed_kv, running, write
-from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache, prefix_length
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Sampling
 
 SHRINK = 0.6  # a size by the one before it: smaller steps save a few row steps, and every loop takes time to compile

@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from nlrl_jax.lm.cache import Cache, HeadKeyValues, KeyValues, num_slots, prefix_length
 from nlrl_jax.lm.decode import Rows, placed, placed_kv
-from nlrl_jax.lm.transformer import Cache, HeadKeyValues, KeyValues, Transformer, num_slots, prefix_length
+from nlrl_jax.lm.transformer import Transformer
 
 
 class FreshRows(NamedTuple):

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from nlrl_jax.arrays import expect
-from nlrl_jax.lm.generate import prefix_length
+from nlrl_jax.lm.cache import KeyValues, prefix_length
 from nlrl_jax.lm.score import token_log_probs
-from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.lm.transformer import Transformer
 
 
 class RowPlan(NamedTuple):

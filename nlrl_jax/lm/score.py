@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from nlrl_jax.lm.cache import KeyValues, prefix_length
 from nlrl_jax.lm.sharding import platform_of, whole_rows
-from nlrl_jax.lm.transformer import KeyValues, Transformer, prefix_length
+from nlrl_jax.lm.transformer import Transformer
 
 CHUNK_ELEMENTS = {"cpu": 2**24}  # logits that a device holds at once: 64 MiB in float32
 CHUNK_ELEMENTS_ELSEWHERE = 2**27  # products of a hundred rows would leave a GPU idle

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
 from nlrl_jax.lm.sharding import platform_of, whole_rows
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.text.compile import CompiledTemplate, compile_template
 from nlrl_jax.text.parser import ParsedReply, ReplyFormat, compile_parser
 from nlrl_jax.text.prompts import TAGS, chat_prompt

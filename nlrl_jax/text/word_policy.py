@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nlrl_jax.lm.cache import KeyValues, prefix_length
 from nlrl_jax.lm.generate import compute_prefix, left_pad
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.lm.transformer import KeyValues, Transformer, prefix_length
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.text.compile import CompiledTemplate, compile_template, sample_fields
 from nlrl_jax.text.prompts import chat_prompt, in_chat
 from nlrl_jax.text.template import Template

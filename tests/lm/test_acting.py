@@ -11,10 +11,11 @@ import pytest
 from nlrl_jax.lm import acting as prepared
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.acting import acting, by_layer
+from nlrl_jax.lm.cache import HeadKeyValues
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, prefill
 from nlrl_jax.lm.kv_rows import FreshRows, admit
-from nlrl_jax.lm.transformer import HeadKeyValues, Transformer, init_lora
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.types import Sampling
 from tests.lm.noise import noisy, noisy_params
 

@@ -7,10 +7,11 @@ import pytest
 
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm import kv_rows
+from nlrl_jax.lm.cache import HeadKeyValues
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, prefill
 from nlrl_jax.lm.score import score
-from nlrl_jax.lm.transformer import HeadKeyValues, Transformer
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Sampling
 from tests.lm.noise import noisy_params
 

@@ -10,11 +10,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.lm import generate as module
 from nlrl_jax.lm import sharding, transformer
+from nlrl_jax.lm.cache import prefix_length
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, row_sizes, row_steps, row_use
 from nlrl_jax.lm.sampling import LARGE, _draw, _place, sample_token
 from nlrl_jax.lm.score import score as score_
-from nlrl_jax.lm.transformer import Transformer, prefix_length
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Sampling
 from tests.lm.noise import noisy_params
 

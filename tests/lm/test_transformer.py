@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from nlrl_jax.lm.cache import KeyValues, empty_cache
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache, init_lora
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.weights import gguf, huggingface, peft
 from nlrl_jax.weights.layout import merged_kernel
 from tests.lm.noise import noisy, noisy_params
