@@ -135,7 +135,7 @@ class Tokenizer:
 
     @functools.cached_property
     def adds_bos(self) -> bool:
-        """Whether others who read these files, such as a server, put the bos before a text."""
+        """Whether a text begins with the bos for all who read these files, such as a server."""
         if self.bos_token is None or self.post_processor is None:
             return False
         # The post-processor alone, around a vocabulary of one word: does it put the bos in front?
@@ -280,7 +280,8 @@ class Tokenizer:
           chat: messages `{"role": ..., "content": ...}`. Special tokens in a content are marked (`as_content`).
           add_generation_prompt: whether to open the assistant's turn at the end. If the last message is the
             assistant's, it is left open: its content follows the opened turn, after a thought, unchanged. Without a
-            chat template such a chat is the contents of its messages as they are, an empty line between them.
+            chat template such a chat is the contents of its messages as they are, an empty line between them, behind
+            the bos where the model's texts begin with one (`adds_bos`).
           thinks: False closes a thought that the template opens for the reply, as the template does without thoughts.
 
         Raises:
@@ -288,7 +289,8 @@ class Tokenizer:
         """
         if add_generation_prompt and chat and chat[-1]["role"] == "assistant":
             if self.chat_template is None:
-                return "\n\n".join(message["content"] for message in chat)
+                beginning = self.bos_token if self.adds_bos else ""
+                return beginning + "\n\n".join(message["content"] for message in chat)
             # Templates close an assistant's message; this one is to be continued.
             return self.render_chat(chat[:-1], thinks=False) + self.as_content(chat[-1]["content"])
         if self.chat_template is None:

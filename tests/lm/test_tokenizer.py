@@ -1,6 +1,7 @@
 """The tokenizer: ids, text, chats, bytes and pre-token borders."""
 
 import base64
+import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -10,7 +11,7 @@ import tomllib
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from nlrl_jax.lm.spelling import byte_table
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -107,6 +108,16 @@ def test_an_open_assistant_message_follows_the_opened_turn_unchanged():
     assert base.render_chat(chat) == f"{CHAT[0]['content']}\n\n{CHAT[1]['content']}\n\n{text}"
     with pytest.raises(ValueError, match="no chat template"):
         base.render_chat(before)
+
+
+def test_an_open_chat_of_a_base_model_begins_with_the_bos_where_its_texts_do():
+    backend, chat = wheels.small_tokenizer().backend, [*CHAT, {"role": "assistant", "content": "Up"}]
+    bare = Tokenizer.create(backend, bos_token="<|im_start|>")
+    bos = "<|im_start|>", backend.token_to_id("<|im_start|>")
+    added = processors.TemplateProcessing(single=[bos[0], "$A"], pair=None, special_tokens=[bos])
+    adding = dataclasses.replace(bare, post_processor=json.loads(added.__getstate__()))
+    assert adding.render_chat(chat) == "<|im_start|>" + bare.render_chat(chat)
+    assert adding.encode(adding.render_chat(chat)) == [bos[1], *bare.encode(bare.render_chat(chat))]
 
 
 def test_errors(tmp_path):
