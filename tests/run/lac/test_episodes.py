@@ -250,7 +250,7 @@ def test_words_that_a_model_cannot_tell_apart_are_refused():
         check_words(tokenizer, ("GOOD", "GOOD"))
 
     class Poor:
-        encode = staticmethod(lambda text: [0])
+        encode = staticmethod(lambda text, continues: [0])
         decode = staticmethod(lambda ids: "?")
 
     with pytest.raises(ValueError, match="cannot write 'GOOD'.*--critic direct"):
