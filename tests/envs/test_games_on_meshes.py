@@ -27,7 +27,7 @@ GAMES = {
     "hopper": lambda: envs.make_control("hopper", physics="c"),
     "ant": lambda: envs.make_control("ant", version="v5", physics="c"),
 }
-SLOW = ("crafter",)
+SLOW = "crafter", "ant"
 every_game = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in GAMES]
 )
@@ -68,7 +68,7 @@ def plain(name):
     return play_of(game), arguments, play_of(game)(*arguments)
 
 
-@pytest.mark.parametrize("way", ["Auto", "Explicit", "shard_map"])
+@pytest.mark.parametrize("way", [pytest.param("Auto", marks=pytest.mark.slow), "Explicit", "shard_map"])
 @every_game
 def test_a_game_plays_the_same_on_a_mesh(name, way):
     play, arguments, expected = plain(name)

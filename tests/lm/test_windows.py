@@ -35,7 +35,7 @@ LENGTHS = np.array([7, 1, 4, 3, 6], np.int32)
 S, N = 7, 9  # slots of prompts, tokens of replies
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=["mistral", "gemma3", pytest.param("experts", marks=pytest.mark.slow)])
 def config(request):
     return CONFIGS[request.param]
 
