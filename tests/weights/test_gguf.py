@@ -18,6 +18,7 @@ from nlrl_jax.lm.families import SLIDING, LinearRopeScaling, RopeScaling
 from nlrl_jax.weights import gguf, huggingface
 from nlrl_jax.weights.gguf_file import GGUFFile
 from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
+from tests.weights.gguf_writing import finish
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 NAMES = {
@@ -104,13 +105,6 @@ def write(path, name, architecture="", change=lambda tensors: None, extra=lambda
         writer.add_tensor(key, np.ascontiguousarray(value))
     finish(writer)
     return path
-
-
-def finish(writer):
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def reference_reads(kind):

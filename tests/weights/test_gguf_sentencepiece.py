@@ -9,6 +9,7 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
 from tests.small_sentencepiece import SPACE, learned
 from tests.tokenizers_from_wheels import special_ids
+from tests.weights.gguf_writing import add_tokenizer_keys, finish
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 RUNS = [SPACE * n for n in (2, 3, 4, 6, 8)]
@@ -47,14 +48,8 @@ def write(tmp_path):
             writer.add_token_scores(scores)
         writer.add_token_types(types)
         ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-        for name, value in {**ids, **keys}.items():
-            full = f"tokenizer.ggml.{name}" if name != "chat_template" else "tokenizer.chat_template"
-            add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
-            add(full, value)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        add_tokenizer_keys(writer, {**ids, **keys})
+        finish(writer)
         return tmp_path / "model.gguf"
 
     return write

@@ -10,6 +10,7 @@ import pytest
 from nlrl_jax.lm.spelling import byte_table
 from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
 from tests.tokenizers_from_wheels import special_ids
+from tests.weights.gguf_writing import add_tokenizer_keys, finish
 
 TEXT = "the abc 12345678 1234 a1b22 !!?! $+<=> isn't I'VE  x\n\n y .\n\t z é’s —“q” 中文 ²³½ 한 \r\n end"
 BYTES = list(byte_table().values())
@@ -32,14 +33,8 @@ def write(tmp_path):
             writer.add_token_merges(merges)
         if pre is not None:
             writer.add_tokenizer_pre(pre)
-        for key, value in keys.items():
-            name = f"tokenizer.ggml.{key}" if key != "chat_template" else "tokenizer.chat_template"
-            add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
-            add(name, value)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        add_tokenizer_keys(writer, keys)
+        finish(writer)
         return tmp_path / "model.gguf"
 
     return write
