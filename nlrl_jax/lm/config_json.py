@@ -23,6 +23,8 @@ from nlrl_jax.lm.families import (
     RopeScaling,
 )
 
+MOST_LAYERS = 100_000
+
 
 def read(hf: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `ModelConfig` from the contents of a Hugging Face `config.json` (transformers 4 or 5).
@@ -203,25 +205,29 @@ def _window(hf: Mapping[str, Any], family: Family) -> int | None:
 
 def _layer_types(hf: Mapping[str, Any], family: Family, layers: int, window: int | None) -> tuple[str, ...]:
     """The kind of each layer; () where all layers see everything."""
-    # What a file without the list means, by the family's rule.
-    slides = [False] * layers
-    if family.sliding == "all":
-        slides = [window is not None] * layers
-    elif family.sliding == "max_window_layers" and window is not None:
+    all_slide = family.sliding == "all" and window is not None
+    # Families whose layers are all alike do not read the list, so that it must say what they do.
+    is_alike = family.sliding in ("none", "all")
+    choices = (SLIDING if all_slide else FULL,) if is_alike else LAYER_TYPES
+    if listed := hf.get("layer_types"):
+        if not isinstance(listed, list) or len(listed) != layers or not {*listed} <= {*choices}:
+            choice = f"only {choices[0]}" if is_alike else " or ".join(choices)
+            raise ValueError(f"layer_types={listed!r:.200} is not implemented; {choice} in all {layers} is")
+        return tuple(listed) if SLIDING in listed else ()
+    if window is None and family.sliding != "sliding_window_pattern" or family.sliding == "none":
+        return ()
+    if layers > MOST_LAYERS:  # of a damaged file: no list of so many is made
+        raise ValueError(f"num_hidden_layers is {layers}; it must be a whole number from 1 to {MOST_LAYERS}")
+    if family.sliding == "max_window_layers":
         first = _size({"max_window_layers": family.defaults["max_window_layers"], **hf}, "max_window_layers")
         slides = [layer >= first for layer in range(layers)]
     elif family.sliding == "sliding_window_pattern":
         # Every sixth layer sees everything.
         pattern = _size(hf, "sliding_window_pattern", family.defaults["sliding_window_pattern"])
         slides = [(layer + 1) % pattern > 0 for layer in range(layers)]
-    types = [SLIDING if slide else FULL for slide in slides]
-    listed = hf.get("layer_types") or types
-    # Families whose layers are all alike do not read the list, so that it must say what they do.
-    alike = family.sliding in ("none", "all")
-    if not isinstance(listed, list) or len(listed) != layers or not {*listed} <= {*(types if alike else LAYER_TYPES)}:
-        choice = f"only {types[0]}" if alike else " or ".join(LAYER_TYPES)
-        raise ValueError(f"layer_types={listed!r:.200} is not implemented; {choice} in all {layers} is")
-    return tuple(listed) if SLIDING in listed else ()
+    else:
+        slides = [True] * layers
+    return tuple(SLIDING if slide else FULL for slide in slides) if any(slides) else ()
 
 
 def _query_scalar(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, float]:

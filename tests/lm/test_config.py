@@ -222,6 +222,8 @@ def test_model_type_stands_in_for_architectures():
         ({**MISTRAL, "layer_types": ["full_attention"] * 2}, "only sliding_attention in all 2"),
         ({**QWEN3, "layer_types": ["sliding_attention"] * 2}, "sliding_attention, which needs sliding_window"),
         ({**QWEN3, "layer_types": ["full_attention", "linear_attention"]}, "linear_attention.*full_attention or sl"),
+        ({**MISTRAL, "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; .* from 1 to 100000"),
+        ({**MISTRAL, "layer_types": ["sliding_attention"]}, "only sliding_attention in all 2"),
         ({**MISTRAL, "sliding_window": 0}, "sliding_window is 0; it must be a whole number"),
         ({**MISTRAL, "hidden_act": "gelu"}, "hidden_act='gelu'.*'silu'"),
         ({"is_causal": False}, "is_causal=False"),
