@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.sharding import RULES, devices_of
+from nlrl_jax.lm.sharding import RULES, devices_of, platform_of
 
 FEW = {"cpu": 8}  # tokens up to which a block takes all of them: each chosen expert is then read exactly once;
 FEW_ELSEWHERE = 64  # rows that a GPU multiplies in the time in which it reads the weights
@@ -88,18 +88,18 @@ def route(logits_TE: jax.Array, k: int, renormalise: bool) -> tuple[jax.Array, j
     return weights_Tk, experts_Tk
 
 
-def block_size(tokens: int, k: int, num_experts: int) -> int:
+def block_size(tokens: int, k: int, num_experts: int, platform: str) -> int:
     """b, pairs of a block: half of an expert's mean share, as a power of two; all tokens where these are few."""
-    if tokens <= FEW.get(jax.default_backend(), FEW_ELSEWHERE):
+    if tokens <= FEW.get(platform, FEW_ELSEWHERE):
         return tokens
     half_share = max(1, tokens * k // (2 * num_experts))
     return min(max(1 << (half_share.bit_length() - 1), SMALLEST), LARGEST)
 
 
-def plan(experts_Tk: jax.Array, num_experts: int) -> Blocks:
-    """Sorts pairs by expert and cuts them into blocks of one expert each."""
+def plan(experts_Tk: jax.Array, num_experts: int, platform: str = "cpu") -> Blocks:
+    """Sorts pairs by expert and cuts them into blocks of one expert each, of a size that suits the platform."""
     T, k = experts_Tk.shape
-    b = block_size(T, k, num_experts)
+    b = block_size(T, k, num_experts, platform)
     most_chosen = min(num_experts, T * k)  # experts; each leaves at most one block partly filled
     N = most_chosen + (T * k - most_chosen) // b
     expert_of_pair = experts_Tk.reshape(-1)
@@ -125,6 +125,7 @@ def mix(
     experts_Tk: jax.Array,
     matrices: Matrices,
     activation: Callable[[jax.Array], jax.Array],
+    platform: str = "cpu",
 ) -> jax.Array:
     """sum over a token's experts e of weight * (activation(x @ gates[e]) * (x @ ups[e])) @ downs[e]: [T, H].
 
@@ -132,7 +133,7 @@ def mix(
     order, so results are reproducible to the bit.
     """
     T, k = experts_Tk.shape
-    blocks = plan(experts_Tk, matrices.gates.shape[0])
+    blocks = plan(experts_Tk, matrices.gates.shape[0], platform)
     # One copy of a token for each of its experts: then no sum is scattered, backwards either.
     copies = jnp.repeat(x_TH, k, axis=0)
     x_NbH = copies.at[blocks.pairs].get(mode="fill", fill_value=0, unique_indices=True)
@@ -153,9 +154,11 @@ def mixture(
     """The layer, [B, L, H] -> [B, L, H]. On a mesh each device sorts its own rows, and has a part of every expert's F
     where "tensor" divides it: no expert moves between devices but for the gathering of "fsdp" shards."""
 
+    platform = platform_of(mesh)  # of the mesh's devices: a program may be compiled for others than those at hand
+
     def local(x, router, matrices):
         x_TH = x.reshape(-1, x.shape[-1])
-        y_TH = mix(x_TH, *route(x_TH @ router.astype(x.dtype), k, renormalise), matrices, activation)
+        y_TH = mix(x_TH, *route(x_TH @ router.astype(x.dtype), k, renormalise), matrices, activation, platform)
         return y_TH.reshape(x.shape)
 
     if mesh is None:

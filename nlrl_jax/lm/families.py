@@ -1,4 +1,4 @@
-"""The families of decoders, one row each: Llama 2/3/3.1, Qwen2/2.5, Qwen3, Mistral, Gemma and Gemma 3.
+"""The families of decoders, one row each: Llama 2/3/3.1, Qwen2/2.5, Qwen3, Qwen3-MoE, Mistral, Gemma, Gemma 3.
 
 A new family is a row of `FAMILIES`: what its models share, what a key means that a `config.json` lacks (both for
 `ModelConfig`, by `lm.config_json`), and which keys would be refused.
