@@ -207,6 +207,10 @@ class HostGame:
       simulator: a cheaper game with the same tasks, states and outcomes, for models that imagine; None: the game.
       legend: meaning of the characters on boards.
       limits: kind -> number of its tasks, where there are only so many; seeds beyond begin again.
+      read_action: text of a reply in a conversation (`rollouts.conversations`) -> the action that `step` gets, None
+        where there is none in it: `step` then gets the reply as it is. None: `roles.actions` reads it.
+      reply_form: a sentence that shows the form of a reply, such as "Give your action as \\boxed{action}."; a
+        conversation's system text ends with it. "": the usual one for the actions that are listed.
     """
 
     name: str
@@ -228,3 +232,5 @@ class HostGame:
     commands: Callable[[Any], Sequence[str]] | None = None
     simulator: HostGame | None = None
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    read_action: Callable[[str], str | None] | None = None
+    reply_form: str = ""
