@@ -90,6 +90,13 @@ def _are_limits(value: Any) -> bool:
     return isinstance(value, Mapping) and all(whole(number, 1) for number in value.values())
 
 
+def _are_tools(value: Any) -> bool:
+    if not isinstance(value, tuple):
+        return False
+    functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in value]
+    return all(isinstance(function, Mapping) and function.get("name") for function in functions)
+
+
 def _check_fields(game: HostGame) -> None:
     """Raises ValueError: names the field, the value and what would be right."""
     optional = "; None where there is none"
@@ -111,6 +118,11 @@ def _check_fields(game: HostGame) -> None:
         "history": (lambda value: whole(value, 0), "a whole number of at least 0"),
         "simulator": (lambda value: value is None or isinstance(value, HostGame), "a HostGame or None"),
         "limits": (_are_limits, "a dict: kind -> number of its tasks, at least 1"),
+        "read_action": (
+            lambda value: value is None or callable(value), f"a function: a reply's text -> its action{optional}"
+        ),
+        "reply_form": (lambda value: isinstance(value, str), "a string: the form in which a reply holds its action"),
+        "tools": (_are_tools, 'a tuple of JSON schemas, {"type": "function", "function": {"name": ..., ...}}'),
     }  # fmt: skip
     check_fields(game, rules)
     if unknown := [kind for kind in game.limits if kind not in game.kinds]:
@@ -138,6 +150,11 @@ def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) ->
             histories = game.examples(label, number)
             return tuple(_list(histories, "examples", History, None, ""))
 
+    def read_action(text: str) -> str | None:
+        with blamed("read_action"):
+            action = game.read_action(text)
+            return action if action is None else _text(action, "what read_action returned")
+
     readers = {"board": _text, "optimal": _optimal, "expert": _expert(game.actions), "commands": _commands}
 
     def watched(name):
@@ -149,6 +166,7 @@ def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) ->
 
     functions = {name: watched(name) for name in readers if getattr(game, name)}
     functions |= {"examples": examples} if game.examples else {}
+    functions |= {"read_action": read_action} if game.read_action else {}
     functions |= {"simulator": checked(game.simulator, blamed)} if game.simulator else {}
     return dataclasses.replace(game, reset=reset, step=step, **functions)
 
@@ -245,6 +263,8 @@ def _try(game: HostGame) -> None:
     starts = game.reset(tasks)
     if game.examples:
         game.examples("", 1)
+    if game.read_action:
+        game.read_action("I do not know.")
     for name in generators.OF_STATES:
         if function := getattr(game, name):
             function(starts[1].state)

@@ -211,6 +211,8 @@ class HostGame:
         where there is none in it: `step` then gets the reply as it is. None: `roles.actions` reads it.
       reply_form: a sentence that shows the form of a reply, such as "Give your action as \\boxed{action}."; a
         conversation's system text ends with it. "": the usual one for the actions that are listed.
+      tools: JSON schemas, {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}} each.
+        Where there are some, an action is the JSON text of a call, {"name": ..., "arguments": {...}}.
     """
 
     name: str
@@ -234,3 +236,4 @@ class HostGame:
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     read_action: Callable[[str], str | None] | None = None
     reply_form: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()

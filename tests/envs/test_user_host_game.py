@@ -109,6 +109,11 @@ FAULTY = {
     "reversible text": (of(reversible="yes"), "reversible is 'yes' of type str; it must be True or False"),
     "limits of other kinds": (of(limits={"easy": 5}), "limits has 'easy', which is none of the kinds: ''"),
     "limits of 0": (of(limits={"": 0}), "limits is {'': 0} of type dict; it must be a dict: kind -> number of its tas"),
+    "read_action a word": (of(read_action="boxed"), "read_action is 'boxed' of type str; it must be a function: a re"),
+    "read_action gives a number": (of(read_action=len), "what read_action returned is 14 of type int; it must be a s"),
+    "reply_form None": (of(reply_form=None), "reply_form is None; it must be a string: the form in which a reply"),
+    "tools a list": (of(tools=[{"function": {"name": "up"}}]), "of type list; it must be a tuple of JSON schemas"),
+    "a tool without a name": (of(tools=({"type": "function"},)), "it must be a tuple of JSON schemas, {"),
     "simulator a function": (of(simulator=lambda: GOOD), "it must be a HostGame or None"),
     "simulator at fault": (of(simulator=dataclasses.replace(GOOD, kinds=())), "kinds is () of type tuple"),
     # what functions return
