@@ -28,7 +28,8 @@ from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import MOST_SEED, pick, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
+from nlrl_jax.rollouts.lines import LinePlayer
+from nlrl_jax.rollouts.transcripts import play
 from nlrl_jax.run import app, limits
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
@@ -138,7 +139,7 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     writer = LocalModel(Transformer(loaded.config), variables, loaded.tokenizer, rows_at_once(options.model))
     prompts = PromptConfig(prompt=options.prompt)
     dialogue = dialogue_for(game, prompts, options.model, loaded.tokenizer, False)
-    player = TranscriptPlayer(writer, dialogue, sampling, loaded.config.max_positions)
+    player = LinePlayer(writer, dialogue, sampling, loaded.config.max_positions)
     with waiting(f"playing {len(tasks)} episodes"):
         played = play(player, limited(game, limit.max_turns), tasks, 0, pictured=int(options.watch))
     text = [as_record(episode, game, loaded.tokenizer) for episode in played[: int(options.watch)]]

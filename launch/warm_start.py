@@ -32,7 +32,8 @@ from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.roles.lines import pairs
-from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
+from nlrl_jax.rollouts.lines import LinePlayer
+from nlrl_jax.rollouts.transcripts import play
 from nlrl_jax.run import adapter_training, app, players, warm_start
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of, write_form
 from nlrl_jax.run.host_games.tasks import tasks_of
@@ -119,7 +120,7 @@ def on_the_host(
 
     def replies(variables: Any) -> list[tuple[str, bool]]:
         writer = LocalModel(network, variables, tokenizer, rows_at_once(config.model))
-        player = TranscriptPlayer(writer, dialogue, Sampling(config.max_tokens, temperature=0.0), room)
+        player = LinePlayer(writer, dialogue, Sampling(config.max_tokens, temperature=0.0), room)
         kinds = game.kinds[:CHECKED]
         tasks = tasks_of(game, kinds, CHECKED // len(kinds), config.seed)
         played = play(player, limited(game, 1), tasks, 0, pictured=0)

@@ -15,7 +15,8 @@ from nlrl_jax.backends.session import Session
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
-from nlrl_jax.rollouts.transcripts import TranscriptPlayer, play
+from nlrl_jax.rollouts.lines import LinePlayer
+from nlrl_jax.rollouts.transcripts import play
 from nlrl_jax.types import HostGame, Outcome, Sampling, Start, Written
 from tests.small_sentencepiece import small as small_sentencepiece
 from tests.tokenizers_from_wheels import small_tokenizer
@@ -64,7 +65,7 @@ class Scripted:
 
 def player(lines, label="", room=1000, **more):
     dialogue = Dialogue.of("Get to 3.", label, compact=True, **more)
-    return TranscriptPlayer(Scripted(lines), dialogue, Sampling(20), room)
+    return LinePlayer(Scripted(lines), dialogue, Sampling(20), room)
 
 
 def text_of(tokens):
@@ -155,7 +156,7 @@ def test_a_context_that_is_too_short_for_one_turn_is_refused():
 @pytest.mark.parametrize("form", ["legacy", "first", "gemma"])
 def test_an_observation_follows_without_a_space_before_it(form):
     tokenizer = small_sentencepiece(form)
-    who = TranscriptPlayer(types.SimpleNamespace(tokenizer=tokenizer), Dialogue.of("Go.", ""), Sampling(8), 99)
+    who = LinePlayer(types.SimpleNamespace(tokenizer=tokenizer), Dialogue.of("Go.", ""), Sampling(8), 99)
     whole = "Go.\nAction: Up\nObservation: none\nAction:"
     end = whole.index("\nObs")
     written = tuple(tokenizer.encode(whole[12:end], continues=True))
@@ -173,7 +174,7 @@ def test_the_advice_on_a_short_context_helps(label, examples):
     dialogue = Dialogue.of("Get to 3.", label, compact=True, examples=shown, count=count)
     history, advised = History("3", "you are at 0"), set()
     for room in range(5, 330, 3):
-        who = TranscriptPlayer(Scripted([]), dialogue, Sampling(30), room)
+        who = LinePlayer(Scripted([]), dialogue, Sampling(30), room)
         for _ in range(2):
             try:
                 who.prompt(history, ())
@@ -184,7 +185,7 @@ def test_the_advice_on_a_short_context_helps(label, examples):
             dialogue_now = dataclasses.replace(who.dialogue, examples=() if "--examples 0" in said else shown)
             tokens, holds = (re.search(rf"{words} (\d+)", said) for words in ("--max_tokens to", "context holds"))
             new = Sampling(int(tokens[1])) if tokens else who.sampling
-            who = TranscriptPlayer(who.model, dialogue_now, new, int(holds[1]) if holds else room)
+            who = LinePlayer(who.model, dialogue_now, new, int(holds[1]) if holds else room)
         who.prompt(history, ())
     assert "Give a model whose context holds N tokens or more" in advised and "Lower --max_tokens to N" in advised
     assert ("Give --examples N" in advised) == bool(examples)
@@ -262,9 +263,7 @@ def model():
 @pytest.fixture(scope="module")
 def reference(model):
     """What it writes in nine episodes without any memory."""
-    return play(
-        TranscriptPlayer(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256), GAME, [("", 0)] * 9, 5
-    )
+    return play(LinePlayer(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256), GAME, [("", 0)] * 9, 5)
 
 
 def keeping(model):
@@ -275,7 +274,7 @@ def keeping(model):
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, keeps):
     model = keeping(model) if keeps else model
-    who = TranscriptPlayer(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256)
+    who = LinePlayer(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256)
     played = play(who, GAME, [("", 0)] * 9, 5)
     replies = [turn.replies[0] for one in played for turn in one.turns]
     assert all(len(written.tokens) == len(written.log_probs) for _, written in replies)
@@ -301,7 +300,7 @@ def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, keeps)
 def test_what_all_prompts_begin_with_is_the_instructions_and_examples():
     example = History("7", "you are at 0", (Step("Up", "you are at 1"),))
     dialogue = Dialogue.of("Get to the number.", "", examples=(example,))
-    who = TranscriptPlayer(Scripted([" Up\n"] * 5), dialogue, Sampling(20), 1000)
+    who = LinePlayer(Scripted([" Up\n"] * 5), dialogue, Sampling(20), 1000)
     (one,) = play(who, GAME, [("", 0)], 0)
     shared = who.beginning()
     assert text_of(shared).startswith("<|im_start|>user\nGet to the number.") and "An example:" in text_of(shared)

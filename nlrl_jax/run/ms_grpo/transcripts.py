@@ -20,7 +20,8 @@ from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History, marked
-from nlrl_jax.rollouts.transcripts import PlayedTranscript, TranscriptPlayer, play
+from nlrl_jax.rollouts.lines import LinePlayer
+from nlrl_jax.rollouts.transcripts import PlayedTranscript, play
 from nlrl_jax.run import players
 from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
@@ -163,11 +164,11 @@ class TranscriptTraining(Training):
         for goal, observation in beginnings:
             player.prompt(History(goal, observation), ())
 
-    def player(self, variables: Any, greedy: bool) -> TranscriptPlayer:
+    def player(self, variables: Any, greedy: bool) -> LinePlayer:
         """Who acts with these variables."""
         sampling = self.config.sampling
         sampling = Sampling(sampling.max_tokens, temperature=0.0) if greedy else sampling
-        return TranscriptPlayer(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
+        return LinePlayer(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
 
     def update(self, state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
         """One iteration of Algorithm 1. The same state and key give the same bits."""
