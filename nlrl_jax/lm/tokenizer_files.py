@@ -3,9 +3,9 @@
 Most folders are read with `tokenizers` alone. What `AutoTokenizer` builds by rules of its own instead of reading it
 from `tokenizer.json`, and vocabularies of other kinds, are converted by `transformers` (extra `hub`). Rules:
 
-- The class is the one that `tokenizer_config.json` names, or that of the `model_type` in `config.json`. Qwen2Tokenizer
-  (for `qwen2` whatever is named) and GPT2Tokenizer take vocabulary and merges from `tokenizer.json` and bring the
-  rest.
+- The class is the one that `tokenizer_config.json` names, or that of the `model_type` in `config.json`. Some classes
+  take no more than vocabulary and merges from `tokenizer.json` (`lm.tokenizer_classes`). Whatever is named, Mistral's
+  tokenizers are those of tokenizer.json, and Qwen2's of their class.
 - Added tokens are those of `added_tokens_decoder` in `tokenizer_config.json`. Only without it those of
   `added_tokens.json` and `tokenizer.json` count, and `special_tokens_map.json`, which then overrides.
 - A special token that is no added token is made one: at the end of the vocabulary if it is not in there.
@@ -21,21 +21,20 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 
 from nlrl_jax.files import read_json
+from nlrl_jax.lm.tokenizer_classes import CLASSES
 
 # Vocabularies of other kinds of tokenizers, by file name.
 _OTHER_KINDS = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-_BY_MODEL_TYPE = {"": "", "llama": "", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+_QWEN3 = dict.fromkeys(("qwen3", "qwen3_moe"), "Qwen2Tokenizer")
+_GEMMA = dict.fromkeys(("gemma", "gemma3", "gemma3_text"), "GemmaTokenizer")
+# The class of a folder that names none; that of a folder, whichever it names ("" is the general one).
+_BY_MODEL_TYPE = {"": "", "llama": "", **_QWEN3, **_GEMMA}
+_ALWAYS = {"qwen2": "Qwen2Tokenizer", "mistral": ""}
 _AS_WRITTEN = ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
-
-# The published pre-tokenizer pattern of the Qwen and Llama-3 families; they differ in DIGITS.
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2 = SPLIT.replace("DIGITS", r"\p{N}")
 
 
 class TokenizerFiles(NamedTuple):
@@ -72,7 +71,7 @@ def read_tokenizer(folder: pathlib.Path) -> TokenizerFiles:
         return _convert(folder, "has no tokenizer.json, and its other kind of tokenizer")
     spec, config = read_json(path), _read(folder / "tokenizer_config.json")
     kind = _class_of(folder, spec, config)
-    if kind not in (*_AS_WRITTEN, *_REBUILT) or "fast_tokenizer_files" in config or "auto_map" in config:
+    if kind not in (*_AS_WRITTEN, *CLASSES) or "fast_tokenizer_files" in config or "auto_map" in config:
         return _convert(folder, f"has a tokenizer of the class {kind or 'of its own'}, which")
     try:
         return _read_native(folder, spec, config, kind)
@@ -114,6 +113,13 @@ def build_backend(spec: Mapping[str, Any]) -> tokenizers.Tokenizer:
         raise ValueError(f"it does not describe a tokenizer: {error}") from None
 
 
+def adding_bos(bos: str, backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """The JSON of a post-processor that puts the bos before a text."""
+    tokens = [(bos, backend.token_to_id(bos))]
+    single, pair = [bos, "$A"], [bos, "$A", bos, "$B:1"]
+    return json.loads(processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens).__getstate__())
+
+
 def _class_of(folder: pathlib.Path, spec: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """The class that `AutoTokenizer` takes; "" is its general one."""
     about = _read(folder / "config.json")
@@ -123,11 +129,11 @@ def _class_of(folder: pathlib.Path, spec: Mapping[str, Any], config: Mapping[str
         if not isinstance(value, str):
             raise ValueError(f"{folder}: {name} is {value!r}; it must be a name")
     named = named.removesuffix("Fast")
+    if model_type in _ALWAYS:  # many such folders name another class by mistake
+        return _ALWAYS[model_type]
     # Other families have classes of their own, which `transformers` converts.
     if model_type not in _BY_MODEL_TYPE:
         return model_type
-    if model_type == "qwen2":  # many such folders name another class by mistake
-        return "Qwen2Tokenizer"
     if named == "LlamaTokenizer" and any(
         '"ByteLevel"' in json.dumps(spec.get(k)) for k in ("pre_tokenizer", "decoder")
     ):
@@ -135,43 +141,14 @@ def _class_of(folder: pathlib.Path, spec: Mapping[str, Any], config: Mapping[str
     return named or _BY_MODEL_TYPE[model_type]
 
 
-def _bpe(spec: Mapping[str, Any], pre_tokenizers: list[dict], normalizer: dict | None) -> dict[str, Any]:
-    """A byte-level BPE with the vocabulary and the merges of `spec` and nothing else of it."""
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    model = {"type": "BPE", "continuing_subword_prefix": "", "end_of_word_suffix": ""}
-    model |= {name: spec["model"][name] for name in ("vocab", "merges")}
-    split = pre_tokenizers[0] if len(pre_tokenizers) == 1 else {"type": "Sequence", "pretokenizers": pre_tokenizers}
-    parts = {"normalizer": normalizer, "pre_tokenizer": split, "decoder": level, "model": model}
-    return {**spec, "added_tokens": [], **parts}
-
-
-def _gpt2(spec: Mapping[str, Any], prefix_space: bool) -> dict[str, Any]:
-    level = {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": True}
-    return _bpe(spec, [level], None)
-
-
-def _qwen2(spec: Mapping[str, Any], prefix_space: bool) -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "invert": False}
-    level = {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": False}
-    return _bpe(spec, [split, level], {"type": "NFC"})
-
-
-# Classes that build their tokenizer anew: how, and special tokens where the folder names none.
-_END = "<|endoftext|>"
-_REBUILT = {
-    "GPT2Tokenizer": (_gpt2, {"bos_token": _END, "eos_token": _END, "unk_token": _END}),
-    "Qwen2Tokenizer": (_qwen2, {"eos_token": _END, "unk_token": _END, "pad_token": _END}),
-}
-
-
 def _read_native(folder: pathlib.Path, spec: dict[str, Any], config: dict[str, Any], kind: str) -> TokenizerFiles:
     added = _added_tokens(folder, spec, config)
-    defaults = {}
-    if kind in _REBUILT:
-        rebuild, defaults = _REBUILT[kind]
+    defaults: Mapping[str, str] = {}
+    known_class = CLASSES.get(kind)
+    if known_class:
         if spec["model"].get("type", "BPE") != "BPE":
             return _convert(folder, f"has a tokenizer of the class {kind} that is not BPE, which")
-        spec = rebuild(spec, bool(config.get("add_prefix_space")))
+        spec, defaults = known_class.rebuild(spec, config), known_class.special_tokens
     elif spec.get("padding"):
         defaults = {"pad_token": spec["padding"]["pad_token"]}
     named, extra = _special_tokens(folder, {**defaults, **config})
@@ -192,7 +169,9 @@ def _read_native(folder: pathlib.Path, spec: dict[str, Any], config: dict[str, A
     clean_up = config.get("clean_up_tokenization_spaces") and (forced or spec["model"].get("type", "BPE") != "BPE")
     special = {name: _text(token) for name, token in named.items()}
     template = _default_template(_template_files(folder) or config.get("chat_template"))
-    return TokenizerFiles(backend, spec.get("post_processor"), special, template, bool(clean_up))
+    adds_bos = known_class and known_class.adds_bos and "bos_token" in special
+    post_processor = adding_bos(special["bos_token"], backend) if adds_bos else spec.get("post_processor")
+    return TokenizerFiles(backend, post_processor, special, template, bool(clean_up))
 
 
 def _added_tokens(folder: pathlib.Path, spec: Mapping[str, Any], config: Mapping[str, Any]) -> list[AddedToken]:

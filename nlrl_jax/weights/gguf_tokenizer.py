@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from nlrl_jax.lm.spelling import byte_table
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.lm.tokenizer_files import QWEN2, SPLIT, TokenizerFiles
+from nlrl_jax.lm.tokenizer_classes import QWEN2, SPLIT
+from nlrl_jax.lm.tokenizer_files import TokenizerFiles, adding_bos
 from nlrl_jax.weights.gguf_file import GGUFFile
 from nlrl_jax.weights.gguf_sentencepiece import merges_by_score, sentencepiece_backend
 
@@ -144,7 +144,7 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
     by_default = pre in _LLAMA3 or not is_byte_level
     adds_bos = bos is not None and (by_default if add_bos is None else add_bos)
     special_tokens = {role: token for role, token in by_role.items() if token is not None}
-    post_processor = _adding(bos, backend) if adds_bos else None
+    post_processor = adding_bos(bos, backend) if adds_bos else None
     files = TokenizerFiles(backend, post_processor, special_tokens, read("chat_template"), clean_up=False)
     tokenizer = Tokenizer.of_files(files, {"bos": (), "eos": tuple(sorted(end_ids)), "pad": ()})
     tokenizer = dataclasses.replace(tokenizer, read_as=read_as)
@@ -233,13 +233,6 @@ def _ends(path: pathlib.Path, tokens: list[str], ids: dict[str, int], get: Calla
     if not end_ids:
         warnings.warn(f"{path} names no token that ends a reply; replies run to their limit", stacklevel=3)
     return end_ids
-
-
-def _adding(bos: str, backend: tokenizers.Tokenizer) -> dict[str, Any]:
-    """The post-processor, as JSON, that puts the bos before a text, as llama.cpp does with such a file."""
-    tokens = [(bos, backend.token_to_id(bos))]
-    single, pair = [bos, "$A"], [bos, "$A", bos, "$B:1"]
-    return json.loads(processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens).__getstate__())
 
 
 def _begin_with_bos(tokenizer: Tokenizer) -> Tokenizer:
