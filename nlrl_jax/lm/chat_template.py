@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import functools
 import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -20,6 +21,7 @@ from nlrl_jax.config import OptionError, assignments, check, joined_option, opti
 
 # What a template can read besides the variables that are set for it.
 _GIVEN = ("messages", "add_generation_prompt", "tools", "documents")
+_THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # of a message; the first one that is there counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +85,60 @@ def render(source: str, date: str = "", **variables: Any) -> str:
         return _compile(source, date).render(**variables)
     except Exception as error:  # anything: a template is foreign code
         raise ValueError(f"the chat template refused the chat: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChatRenderer:
+    """A model's chat template with all that it is given besides the chat.
+
+    Attributes:
+      source: jinja2.
+      special_tokens: name, such as "bos_token" -> text.
+      options: its variables and date.
+      as_content: what every text of a message passes through (`Tokenizer.as_content`).
+      tools: JSON schemas of the tools that the model is offered; None and () are the same but for a few templates.
+    """
+
+    source: str
+    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    options: TemplateOptions = TemplateOptions()
+    as_content: Callable[[str], str] = str
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+    def __call__(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The chat as one text, as `transformers` renders it; `variables` go before those of `options`.
+
+        Raises:
+          ValueError: the template refuses the chat.
+        """
+        return render(
+            self.source,
+            self.options.date,
+            messages=[self._message(message) for message in messages],
+            tools=None if self.tools is None else list(self.tools),
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **{**self.special_tokens, **self.options.variables(), **variables},
+        )
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        # A thought under each name that templates have for it.
+        thoughts = [message[name] for name in _THOUGHT_FIELDS if message.get(name) is not None]
+        if thoughts:
+            message = {"thinking": thoughts[0], **message, "reasoning_content": thoughts[0]}
+        return {name: self._content(value) for name, value in message.items() if value is not None}
+
+    def _content(self, value: Any) -> Any:
+        """The value with each text in it as content."""
+        if isinstance(value, str):
+            return self.as_content(value)
+        if isinstance(value, Mapping):
+            return {name: self._content(field) for name, field in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._content(element) for element in value]
+        return value
 
 
 def variables_of(source: str) -> frozenset[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _OPEN = re.compile(r"(?:<((?:\w+:)?think(?:ing)?)>|\[(THINK)\])(\s*)\Z|<\|open\|>think<\|sep\|>\Z")
+_CLOSED = re.compile(r"(?:</(?:\w+:)?think(?:ing)?>|\[/THINK\]|<\|close\|>think<\|sep\|>)\s*\Z")
 _TAIL = 80  # characters of a prompt that are looked at
 NO_THOUGHTS = ("enable_thinking", "thinking")  # variables whose False makes templates leave thoughts out
 
@@ -17,6 +18,17 @@ def thought_end(prompt: str) -> str:
     if match is None:
         return ""
     return f"</{match[1]}>" if match[1] else "[/THINK]" if match[2] else "<|close|>think<|sep|>"
+
+
+def opened_thought(prompt: str) -> str:
+    """What begins a thought at a prompt's end, such as "<think>\\n"; "" where nothing does."""
+    match = _OPEN.search(prompt[-_TAIL:])
+    return match[0] if match else ""
+
+
+def closes_thought(prompt: str) -> bool:
+    """Whether a prompt ends in a thought that is over, as templates put one there for a reply without any."""
+    return bool(_CLOSED.search(prompt[-_TAIL:]))
 
 
 def closing(prompt: str) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 import tokenizers
 
 from nlrl_jax.lm.borders import PLACE, Borders
-from nlrl_jax.lm.chat_template import TemplateOptions, render
+from nlrl_jax.lm.chat_template import ChatRenderer, TemplateOptions
 from nlrl_jax.lm.control_tokens import MARK, ControlTokens
 from nlrl_jax.lm.spelling import byte_level_bytes, sentencepiece_bytes, without_blanks
 from nlrl_jax.lm.thoughts import NO_THOUGHTS, closing
@@ -293,30 +293,19 @@ class Tokenizer:
                 return beginning + "\n\n".join(message["content"] for message in chat)
             # Templates close an assistant's message; this one is to be continued.
             return self.render_chat(chat[:-1], thinks=False) + self.as_content(chat[-1]["content"])
-        if self.chat_template is None:
-            raise ValueError("this tokenizer has no chat template; use an instruct model's, or pass chat_template=")
-        text = self._render(chat, add_generation_prompt)
+        text = self.renderer(chat, add_generation_prompt)
         if thinks or not closing(text):
             return text
         # The first known switch that keeps the template from opening a thought; else the thought is closed by hand.
-        without = (self._render(chat, add_generation_prompt, **{name: False}) for name in NO_THOUGHTS)
+        without = (self.renderer(chat, add_generation_prompt, **{name: False}) for name in NO_THOUGHTS)
         return next((candidate for candidate in without if not closing(candidate)), text + closing(text))
 
-    def _render(self, chat: Sequence[Mapping[str, str]], add_generation_prompt: bool, **variables: Any) -> str:
-        def marked(value):
-            return self.as_content(value) if isinstance(value, str) else value
-
-        return render(
-            self.chat_template,
-            self.options.date,
-            messages=[
-                {name: marked(value) for name, value in message.items() if value is not None} for message in chat
-            ],
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **{**self.special_tokens, **self.options.variables(), **variables},
-        )
+    @functools.cached_property
+    def renderer(self) -> ChatRenderer:
+        """The chat template with all that it is given besides the chat. ValueError: there is none."""
+        if self.chat_template is None:
+            raise ValueError("this tokenizer has no chat template; use an instruct model's, or pass chat_template=")
+        return ChatRenderer(self.chat_template, self.special_tokens, self.options, self.as_content)
 
     @functools.cached_property
     def vocab_size(self) -> int:

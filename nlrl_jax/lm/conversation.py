@@ -1,0 +1,220 @@
+"""Conversations as tokens: replies stay as they were sampled, what stands between them comes from the chat template.
+
+    form = ConversationForm.of(tokenizer)
+    tokens = form.opening("You play a guessing game.", "Guess a number.")
+    reply = ...                                          # sampled after `tokens`
+    tokens += reply + form.between("Higher.", ended=reply[-1] in tokenizer.eos_ids)
+
+`lm.turns` finds what the template writes and which way a conversation takes with it (`form.way`). With the way `FRESH`
+there is nothing between: each turn's prompt is `rendered`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nlrl_jax.lm import turns
+from nlrl_jax.lm.thoughts import opened_thought, thought_end
+from nlrl_jax.lm.tokenizer import Tokenizer
+
+_LARGEST_CACHE = 1 << 14  # observations whose tokens are kept
+
+
+class ToolResult(NamedTuple):
+    """What a tool answered to a call. name: the tool's. text: its answer."""
+
+    name: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConversationForm:
+    """How a run's conversations are written with one model's chat template. Made by `of`.
+
+    Attributes:
+      plan: how the template is asked, and which way conversations take.
+      has_system: conversations have a system text.
+    """
+
+    tokenizer: Tokenizer
+    plan: turns.Plan
+    has_system: bool
+
+    @staticmethod
+    def of(
+        tokenizer: Tokenizer,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinks: bool | None = None,
+        has_system: bool = True,
+        way: str = "auto",
+    ) -> ConversationForm:
+        """Probes the template.
+
+        Args:
+          tools: JSON schemas of the tools that the model is offered.
+          thinks: whether replies begin with a thought; None: as the template does by default.
+          has_system: conversations have a system text; `opening` may also leave it out of one.
+          way: one of `turns.WAYS` to insist on; "auto": the first that fits.
+
+        Raises:
+          ValueError: there is no chat template, it refuses conversations, or `way` does not fit it.
+        """
+        if not tokenizer.options.date:  # a run that passes midnight keeps its prompts
+            today = datetime.date.today().isoformat()
+            tokenizer = dataclasses.replace(tokenizer, options=dataclasses.replace(tokenizer.options, date=today))
+        renderer = dataclasses.replace(tokenizer.renderer, tools=tools)
+        return ConversationForm(tokenizer, turns.plan(renderer, thinks, has_system, way), has_system)
+
+    @property
+    def way(self) -> str:
+        """One of `turns.WAYS`."""
+        return self.plan.way
+
+    @functools.cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a run says once of the template and of the way its conversations take."""
+        notes = [*self.plan.notes, turns.WAYS[self.way]]
+        if self.way != turns.FRESH and self._end_id is None:
+            notes.append("no end token of the model stands between turns: a reply's own is followed by the template's")
+        return tuple(notes)
+
+    def opening(self, system: str, question: str) -> tuple[int, ...]:
+        """The tokens of a conversation up to the first reply."""
+        return tuple(self.tokenizer.encode(self.plan.form.opening(system, question)))
+
+    def between(self, observation: str, ended: bool) -> tuple[int, ...]:
+        """The tokens between a reply and the next one: the end of its turn, an observation, the generation prompt.
+
+        Args:
+          ended: the reply's last token is one that ends replies; it is not written again.
+
+        Raises:
+          ValueError: the way is `FRESH`, or the template refuses the observation.
+        """
+        return self._between(observation, ended)
+
+    def after_calls(self, results: Sequence[ToolResult], ended: bool) -> tuple[int, ...]:
+        """`between` for the results of all tools that a reply has called."""
+        return self._after_calls(tuple(results), ended)
+
+    def rendered(self, messages: Sequence[turns.Message]) -> tuple[int, ...]:
+        """The tokens of a whole chat up to the next reply, written anew, for the way `FRESH`.
+
+        messages: an assistant's content is the text of its reply as it was sampled, with its thought.
+        """
+        chat = [self._written(message) if message["role"] == "assistant" else message for message in messages]
+        if self.plan.form.in_user and len(chat) > 1 and chat[0]["role"] == "system":
+            chat = [*turns.opening_messages(chat[0]["content"], chat[1]["content"], in_user=True), *chat[2:]]
+        return tuple(self.tokenizer.encode(self.plan.form.prompt(chat)))
+
+    @functools.cached_property
+    def opened(self) -> str:
+        """The thought that the generation prompt begins, such as "<think>\\n"; "" where a reply begins outside one."""
+        return opened_thought(self.plan.form.opening("", turns.QUESTION))
+
+    @functools.cached_property
+    def thought_close(self) -> tuple[int, ...]:
+        """The tokens that end a thought by force: its closing mark, with the blanks that the template writes round
+        it."""
+        end = thought_end(self.opened) or "</think>"
+        reply = self.plan.form.thought(self.opened).sampled
+        written = reply[reply.index(turns.THOUGHT) + len(turns.THOUGHT) :].removesuffix(turns.ANSWERS[0])
+        return tuple(self.tokenizer.encode(written if end in written else f"\n{end}\n\n", continues=True))
+
+    def thought_length(self, tokens: Sequence[int]) -> int:
+        """How many of a reply's tokens are its thought, the closing mark included; all where it never closes."""
+        end = thought_end(self.opened)
+        if not end and not self._opens_thought(tokens):
+            return 0
+        return self._closed_at(tuple(tokens), end or "</think>")
+
+    def _opens_thought(self, tokens: Sequence[int]) -> bool:
+        # A few tokens are enough to spell the mark.
+        beginning = self.tokenizer.decode(tokens[:16], skip_special_tokens=False)
+        return beginning.lstrip().startswith("<think>")
+
+    def _closed_at(self, tokens: tuple[int, ...], end: str) -> int:
+        mark = self.tokenizer.backend.token_to_id(end)
+        if mark is not None:
+            return tokens.index(mark) + 1 if mark in tokens else len(tokens)
+        # The mark is spelt by several tokens: the shortest beginning whose text holds it.
+        first, last = 0, len(tokens)
+        if end not in self.tokenizer.decode(tokens):
+            return len(tokens)
+        while first < last:
+            middle = (first + last) // 2
+            if end in self.tokenizer.decode(tokens[:middle]):
+                last = middle
+            else:
+                first = middle + 1
+        return first
+
+    @functools.cached_property
+    def _between(self):
+        @functools.lru_cache(_LARGEST_CACHE)
+        def between(observation: str, ended: bool) -> tuple[int, ...]:
+            self._check_appends()
+            form = self.plan.form
+            text = form.separator([form.observation(observation)], self._system)
+            return self._without_end(tuple(self.tokenizer.encode(text, continues=True)), ended)
+
+        return between
+
+    @functools.cached_property
+    def _after_calls(self):
+        @functools.lru_cache(_LARGEST_CACHE)
+        def after_calls(results: tuple[ToolResult, ...], ended: bool) -> tuple[int, ...]:
+            self._check_appends()
+            following = [turns.tool_reply(result.text, result.name, n) for n, result in enumerate(results)]
+            names = [result.name for result in results]
+            tokens = self.tokenizer.encode(self.plan.form.separator_of_calls(following, names, self._system), True)
+            ends = [n for n, token in enumerate(tokens) if self._ends_turn(token)]
+            if not ends:
+                raise ValueError("the chat template writes no end of a reply that calls tools")
+            return self._without_end(tuple(tokens[ends[0] :]), ended)  # what is before it belongs to the call
+
+        return after_calls
+
+    @property
+    def _system(self) -> str:
+        return turns.SYSTEM if self.has_system else ""
+
+    def _check_appends(self) -> None:
+        if self.way == turns.FRESH:
+            raise ValueError("conversations with this chat template are rendered anew for each turn")
+
+    def _without_end(self, tokens: tuple[int, ...], ended: bool) -> tuple[int, ...]:
+        return tokens[1:] if ended and tokens[:1] == (self._end_id,) else tokens
+
+    def _ends_turn(self, token: int) -> bool:
+        return token in self.tokenizer.eos_ids or token == self._end_id
+
+    @functools.cached_property
+    def _end_id(self) -> int | None:
+        """The token with which the template ends an earlier reply, where it stands for the one that was sampled."""
+        form = self.plan.form
+        separator = form.separator([form.observation(turns.OBSERVATION)], self._system)
+        first = self.tokenizer.encode(separator, continues=True)[0]
+        if first in self.tokenizer.eos_ids:
+            return first
+        try:
+            last = form.last_answer(turns.assistant(turns.ANSWERS[0]), self._system).partition(turns.ANSWERS[0])[2]
+        except ValueError:
+            return None
+        # A last answer ends in a token of its own, which later becomes another: gpt-oss.
+        ends = self.tokenizer.encode(last, continues=True)[:1]
+        is_special = first in self.tokenizer.backend.get_added_tokens_decoder()
+        return first if ends and ends[0] in self.tokenizer.eos_ids and is_special else None
+
+    def _written(self, message: turns.Message) -> turns.Message:
+        """A sampled reply as a message: the template gets its thought in a field and in the text's own form."""
+        text = self.opened + message["content"]
+        end = thought_end(self.opened) or "</think>"
+        thought, closed, answer = text.rpartition(end)
+        if not closed or not self.plan.form.reads_thoughts:
+            return turns.assistant(text)
+        return turns.assistant(answer.strip(), reasoning_content=thought.partition(">")[2].strip())

@@ -1,0 +1,189 @@
+"""Conversations as tokens: what stands between replies is the template's, and replies stay as they were sampled."""
+
+import dataclasses
+import datetime
+
+import pytest
+
+from nlrl_jax.lm import turns
+from nlrl_jax.lm.chat_template import TemplateOptions
+from nlrl_jax.lm.conversation import ConversationForm
+from tests import small_chat_templates as templates
+from tests.tokenizers_from_wheels import small_tokenizer
+
+RULES, QUESTION = "Guess a number from 1 to 9.", "Your guess?"
+OBSERVATIONS = ("Higher.", "Lower, not <|im_end|>.")
+
+
+def tokenizer_with(template):
+    dated = dataclasses.replace(small_tokenizer(), chat_template=template, options=TemplateOptions(date="2026-01-31"))
+    return dated
+
+
+def form_of(template, **options):
+    return ConversationForm.of(tokenizer_with(template), **options)
+
+
+def conversation(form, replies, system=RULES):
+    """The tokens of a conversation with these replies, each ended by the end token."""
+    tokenizer = form.tokenizer
+    tokens = form.opening(system, QUESTION)
+    for reply, observation in zip(replies, OBSERVATIONS, strict=False):
+        tokens += (*tokenizer.encode(reply, continues=True), tokenizer.end_id, *form.between(observation, ended=True))
+    return tokens
+
+
+def whole(form, replies, system=RULES, **variables):
+    """The same conversation by the template alone."""
+    chat = turns.opening_messages(system, QUESTION, form.plan.form.in_user)
+    for reply, observation in zip(replies, OBSERVATIONS, strict=False):
+        chat += [turns.assistant(reply), form.plan.form.observation(observation)]
+    return tuple(form.tokenizer.encode(form.plan.form.render(chat, **form.plan.form.variables)))
+
+
+PLAIN_REPLIES = ("5", "I say\n7.")
+WAYS = [
+    ("APPENDS", {}, turns.APPEND),
+    ("TRIMS", {}, turns.APPEND),
+    ("DATED", {}, turns.APPEND),
+    ("REFUSES_SYSTEM", {}, turns.APPEND),
+    ("ALTERNATES", {"has_system": False}, turns.APPEND),
+    ("SYSTEM_LAST", {}, turns.APPEND),
+    ("NO_TOOLS_RAISES", {}, turns.APPEND),
+    ("KEEPS_THOUGHTS", {}, turns.APPEND),
+    ("DROPS_AT_USER", {}, turns.TOOL),
+    ("OPENS_AND_DROPS", {}, turns.TOOL),
+    ("KEEP_VARIABLE", {}, turns.KEEP),
+    ("KEEP_VARIABLE", {"thinks": True}, turns.KEEP),
+    ("KEEP_VARIABLE", {"way": turns.TOOL}, turns.TOOL),
+    ("OPENS_AND_DROPS", {"way": turns.IDS}, turns.IDS),
+    ("DROPS_AT_USER", {"thinks": False}, turns.IDS),
+    ("ALWAYS_CUTS", {}, turns.IDS),
+    ("NUMBERS_TURNS", {}, turns.FRESH),
+    ("APPENDS", {"way": turns.FRESH}, turns.FRESH),
+]
+
+
+@pytest.mark.parametrize("template, options, way", WAYS)
+def test_the_way_is_the_first_that_fits(template, options, way):
+    assert form_of(getattr(templates, template), **options).way == way
+
+
+@pytest.mark.parametrize("template, options", [(name, options) for name, options, way in WAYS if way == turns.APPEND])
+def test_a_conversation_has_the_ids_that_the_template_gives_it(template, options):
+    form = form_of(getattr(templates, template), **options)
+    system = "" if options.get("has_system") is False else RULES
+    assert conversation(form, PLAIN_REPLIES, system) == whole(form, PLAIN_REPLIES, system)
+
+
+@pytest.mark.parametrize(
+    "template, options", [(name, options) for name, options, way in WAYS if way in (turns.KEEP, turns.TOOL)]
+)
+def test_thoughts_of_earlier_turns_stay_where_the_template_can_be_made_to_keep_them(template, options):
+    form = form_of(getattr(templates, template), **options)
+    opened = "" if form.opened else "<think>\n"
+    thoughts = [f"{opened}Try {n}.\n</think>\n\n{n}" for n in (5, 7)]
+    in_text = [form.opened + thought for thought in thoughts]
+    assert conversation(form, thoughts) == whole(form, in_text)
+    assert form.tokenizer.decode(conversation(form, thoughts)).count("</think>") == 2
+
+
+@pytest.mark.parametrize("template, options", [("ALWAYS_CUTS", {}), ("OPENS_AND_DROPS", {"way": turns.IDS})])
+def test_replies_stay_against_the_template_and_it_is_said(template, options):
+    form = form_of(getattr(templates, template), **options)
+    replies = [f"Try {n}.\n</think>\n\n{n}" for n in (5, 7)]
+    text = form.tokenizer.decode(conversation(form, replies))
+    assert all(reply in text for reply in replies)
+    assert conversation(form, replies) != whole(form, replies)
+    assert "stay as they were sampled" in form.notes[-1]
+
+
+def test_blanks_round_a_reply_stay_though_the_template_trims_them():
+    form = form_of(templates.TRIMS)
+    replies = ("  5 \n", "7")
+    text = form.tokenizer.decode(conversation(form, replies), skip_special_tokens=False)
+    assert "assistant\n  5 \n<|im_end|>" in text and conversation(form, replies) != whole(form, replies)
+
+
+def test_the_end_token_is_written_once():
+    form = form_of(templates.APPENDS)
+    end = form.tokenizer.end_id
+    cut, ended = form.between("Higher.", ended=False), form.between("Higher.", ended=True)
+    assert cut == (end, *ended) and ended[0] != end
+    other = form_of(templates.ENDS_OTHERWISE)
+    tokens = conversation(other, PLAIN_REPLIES)
+    # The template turns the end of a last answer into another token; the one that was sampled stays alone.
+    assert other.tokenizer.decode(tokens, skip_special_tokens=False).count("<|im_end|><|im_start|>") == 2
+
+
+def test_an_observation_is_letters_and_is_tokenised_once():
+    form = form_of(templates.APPENDS)
+    tokens = form.between("<|im_end|>", ended=True)
+    assert tokens.count(form.tokenizer.end_id) == 1 and form.between("<|im_end|>", True) is tokens
+
+
+def test_the_date_is_fixed_with_the_form():
+    tokenizer = dataclasses.replace(tokenizer_with(templates.DATED), options=TemplateOptions())
+    form = ConversationForm.of(tokenizer)
+    assert form.tokenizer.options.date == datetime.date.today().isoformat()
+
+
+@pytest.mark.parametrize(
+    "template, thinks, ends",
+    [
+        ("DROPS_AT_USER", None, "assistant\n"),
+        ("DROPS_AT_USER", False, "assistant\n<think>\n\n</think>\n\n"),
+        ("OPENS_AND_DROPS", True, "assistant\n<think>\n"),
+        ("OPENS_AND_DROPS", False, "assistant\n<think>\n\n</think>\n\n"),
+        ("ALWAYS_CUTS", False, "assistant\n<think>\n\n</think>\n\n"),
+        ("APPENDS", True, "assistant\n<think>\n"),
+        ("APPENDS", False, "assistant\n"),
+    ],
+)
+def test_thoughts_are_turned_on_and_off(template, thinks, ends):
+    form = form_of(getattr(templates, template), thinks=thinks)
+    for tokens in (form.opening(RULES, QUESTION), form.between("Higher.", ended=True)):
+        assert form.tokenizer.decode(tokens).endswith(ends)
+    assert form.tokenizer.decode(form.thought_close) == "\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    "template, reply, thought",
+    [
+        ("OPENS_AND_DROPS", "Plan.\n</think>\n\n5", "Plan.\n</think>"),
+        ("OPENS_AND_DROPS", "Plan without an end", "Plan without an end"),
+        ("DROPS_AT_USER", "<think>\nPlan.\n</think>\n\n5", "<think>\nPlan.\n</think>"),
+        ("DROPS_AT_USER", "Is </think> a mark? 5", ""),
+    ],
+)
+def test_the_tokens_of_a_thought_are_counted(template, reply, thought):
+    form = form_of(getattr(templates, template))
+    tokens = form.tokenizer.encode(reply)
+    length = form.thought_length(tokens)
+    text = form.tokenizer.decode(tokens[:length])
+    assert text.startswith(thought) and len(text) <= len(thought) + 1 and (length == 0) == (thought == "")
+
+
+def test_a_fresh_row_is_what_the_template_writes():
+    form = form_of(templates.ALWAYS_CUTS, way=turns.FRESH)
+    chat = [
+        {"role": "system", "content": RULES}, turns.user(QUESTION), turns.assistant("Plan.\n</think>\n\n5"),
+        turns.user("Higher."),
+    ]  # fmt: skip
+    text = form.tokenizer.decode(form.rendered(chat), skip_special_tokens=False)
+    assert "assistant\n5<|im_end|>\n" in text and "Plan" not in text
+    with pytest.raises(ValueError, match="rendered anew for each turn"):
+        form.between("Higher.", ended=True)
+
+
+@pytest.mark.parametrize(
+    "template, options, says",
+    [
+        ("WANTS_PARTS", {}, "does not show a user's text"),
+        ("NUMBERS_TURNS", {"way": turns.IDS}, "does not fit 'ids'"),
+        ("APPENDS", {"way": turns.KEEP}, "does not fit 'keep'"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(template, options, says):
+    with pytest.raises(ValueError, match=says):
+        form_of(getattr(templates, template), **options)

@@ -1,0 +1,87 @@
+"""Small chat templates of the kinds that models have, each with one habit of theirs, in ChatML's marks."""
+
+_BEGIN, _END = "'<|im_start|>'", "'<|im_end|>\n'"
+_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+def _chatml(turn: str, before: str = "", prompt: str = _PROMPT) -> str:
+    """A template whose messages `m` are written by `turn`."""
+    return before + "{% for m in messages %}" + turn + "{% endfor %}" + prompt
+
+
+def _turn(role: str, content: str) -> str:
+    return "{{ " + f"{_BEGIN} + {role} + '\n' + {content} + {_END}" + " }}"
+
+
+def _prompt(tail: str) -> str:
+    return _PROMPT.replace("{% endif %}", tail + "{% endif %}")
+
+
+PLAIN = _turn("m.role", "m.content")
+TOOL_AS_USER = (
+    "{% if m.role == 'tool' %}" + _turn("'user'", "'<tool_response>\n' + m.content + '\n</tool_response>'")
+    + "{% else %}" + PLAIN + "{% endif %}"
+)  # fmt: skip
+# The index of the last message of a user, before which thoughts are dropped.
+_LAST_USER = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+)
+
+
+def _thinking(keeps: str, before: str = "", prompt: str = _PROMPT) -> str:
+    """Thoughts, in their field or in the text, are written where the expression `keeps` holds."""
+    split = (
+        "{% set text = m.content or '' %}{% set thought = m.reasoning_content or '' %}"
+        "{% if '</think>' in text %}{% set thought = text.split('</think>')[0].split('<think>')[-1].strip() %}"
+        "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    )
+    kept = _turn("'assistant'", "'<think>\n' + thought + '\n</think>\n\n' + text")
+    dropped = _turn("'assistant'", "text")
+    answer = split + "{% if thought and (" + keeps + ") %}" + kept + "{% else %}" + dropped + "{% endif %}"
+    return _chatml(
+        "{% if m.role == 'assistant' %}" + answer + "{% else %}" + TOOL_AS_USER + "{% endif %}", before, prompt
+    )
+
+
+_SWITCH = "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}%s{% endif %}"
+LOOP_PROMPT = _prompt(_SWITCH.replace("%s", ""))
+OPENS_PROMPT = _prompt(_SWITCH.replace("%s", "{% else %}{{ '<think>\n' }}"))
+_REFUSE_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+_ALTERNATE = (
+    "{% set ns = namespace(n=0) %}{% for m in messages if m.role != 'system' %}"
+    "{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('roles must alternate user/assistant') }}"
+    "{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+)
+_MISTRAL = (
+    "{% if m.role == 'user' %}{{ '[INST]' + %s + '[/INST]' }}{% elif m.role == 'assistant' %}"
+    "{{ m.content + '<|im_end|>' }}{% endif %}"
+)
+
+APPENDS = _chatml(PLAIN)
+TRIMS = _chatml(_turn("m.role", "m.content | trim"))
+DROPS_AT_USER = _thinking("loop.index0 > ns.last", _LAST_USER, LOOP_PROMPT)
+OPENS_AND_DROPS = _thinking("loop.index0 > ns.last", _LAST_USER, OPENS_PROMPT)
+KEEP_VARIABLE = _thinking(
+    "loop.index0 > ns.last or (preserve_thinking is defined and preserve_thinking)", _LAST_USER, OPENS_PROMPT
+)
+ALWAYS_CUTS = _thinking("false", "", _prompt("{{ '<think>\n' }}"))
+KEEPS_THOUGHTS = _thinking("true", "", LOOP_PROMPT)
+DATED = _chatml(PLAIN, "{{ '<|im_start|>system\nToday is ' + strftime_now('%d %b %Y') + '<|im_end|>\n' }}")
+REFUSES_SYSTEM = _chatml(
+    _turn("('model' if m.role == 'assistant' else m.role)", "m.content | trim"),
+    _REFUSE_SYSTEM + _ALTERNATE,
+    _PROMPT.replace("assistant", "model"),
+)
+ALTERNATES = _chatml(_MISTRAL.replace("%s", "m.content"), _ALTERNATE, "")
+SYSTEM_LAST = _chatml(
+    _MISTRAL.replace("%s", "(system + '\n\n' if loop.last and system else '') + m.content"),
+    "{% set system = messages[0].content if messages[0].role == 'system' else '' %}", "",
+)  # fmt: skip
+NO_TOOLS_RAISES = _chatml(PLAIN, "{{ '<tools>' + (tools | length | string) + '</tools>' }}")
+WANTS_PARTS = _chatml(
+    _turn("m.role", "(m.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join)")
+)
+_FINAL_END = "('<|im_end|>' if loop.last and not add_generation_prompt else '<|endoftext|>')"
+ENDS_OTHERWISE = _chatml("{{ '<|im_start|>' + m.role + '\n' + m.content + " + _FINAL_END + " }}")
+NUMBERS_TURNS = _chatml("{{ '[' + loop.index | string + ']' + m.role + ': ' + m.content + '<|im_end|>\n' }}")
