@@ -85,3 +85,64 @@ WANTS_PARTS = _chatml(
 _FINAL_END = "('<|im_end|>' if loop.last and not add_generation_prompt else '<|endoftext|>')"
 ENDS_OTHERWISE = _chatml("{{ '<|im_start|>' + m.role + '\n' + m.content + " + _FINAL_END + " }}")
 NUMBERS_TURNS = _chatml("{{ '[' + loop.index | string + ']' + m.role + ': ' + m.content + '<|im_end|>\n' }}")
+
+
+def _with_calls(call: str, before: str = "", between: str = "", after: str = "", first: str = "") -> str:
+    """A template that offers tools, writes the calls of a reply, each by `call`, and shows replies in the role tool."""
+    calls = (
+        first + "{% if m.tool_calls %}{{ '" + before + "' }}{% for c in m.tool_calls %}{% set f = c.function %}" + call
+        + "{% if not loop.last %}{{ '" + between + "' }}{% endif %}{% endfor %}{{ '" + after + "' }}{% endif %}"
+    )  # fmt: skip
+    answer = "{{ '<|im_start|>assistant\n' + (m.content or '') }}" + calls + "{{ '<|im_end|>\n' }}"
+    return _chatml(
+        "{% if m.role == 'assistant' %}" + answer + "{% else %}" + TOOL_AS_USER + "{% endif %}",
+        "{% if tools %}{{ '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}",
+    )
+
+
+def _object(name: str, arguments: str) -> str:
+    return f"{{{{ '{{\"{name}\": ' + (f.name | tojson) + ', \"{arguments}\": ' + (f.arguments | tojson) + '}}' }}}}"
+
+
+def _tagged(name: str, argument: str, end: str) -> str:
+    return f"{{{{ {name} }}}}{{% for k, v in f.arguments | items %}}{{{{ {argument} }}}}{{% endfor %}}{{{{ '{end}' }}}}"
+
+
+_TEXT = "(v if v is string else v | tojson)"
+_ONE_CALL = "{% if m.tool_calls and m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
+CALLS = {
+    "hermes": _with_calls("{{ '\n<tool_call>\n' }}" + _object("name", "arguments") + "{{ '\n</tool_call>' }}"),
+    "mistral_list": _with_calls(_object("name", "arguments"), "[TOOL_CALLS][", ", ", "]"),
+    "llama": _with_calls(_object("name", "parameters"), first=_ONE_CALL),
+    "cohere": _with_calls(_object("tool_name", "parameters"), "<|START_ACTION|>[\n", ",\n", "\n]<|END_ACTION|>"),
+    "minimax": _with_calls(_object("name", "arguments"), "\n<tool_calls>\n", "\n", "\n</tool_calls>"),
+    "mistral": _with_calls("{{ '[TOOL_CALLS]' + f.name + '[CALL_ID]' + c.id + '[ARGS]' + f.arguments | tojson }}"),
+    "functionary": _with_calls("{{ '<function=' + f.name + '>' + f.arguments | tojson + '</function>' }}"),
+    "qwen_xml": _with_calls(
+        "{{ '\n<tool_call>\n' }}"
+        + _tagged(
+            "'<function=' + f.name + '>\n'", f"'<parameter=' + k + '>\n' + {_TEXT} + '\n</parameter>\n'", "</function>"
+        )
+        + "{{ '\n</tool_call>' }}"
+    ),
+    "glm": _with_calls(
+        _tagged(
+            "'\n<tool_call>' + f.name + '\n'",
+            f"'<arg_key>' + k + '</arg_key>\n<arg_value>' + {_TEXT} + '</arg_value>\n'",
+            "</tool_call>",
+        )
+    ),
+    "deepseek": _with_calls(
+        _tagged(
+            "'<invoke name=\"' + f.name + '\">\n'",
+            f"'<parameter name=\"' + k + '\" string=\"' + (v is string) | lower + '\">' + {_TEXT} + '</parameter>\n'",
+            "</invoke>\n",
+        ),
+        "<calls>\n", "", "</calls>",
+    ),
+    "lfm": _with_calls(
+        "{{ f.name + '(' }}{% for k, v in f.arguments | items %}"
+        "{{ k + '=' + v | tojson + (', ' if not loop.last else ')') }}{% endfor %}",
+        "<|tool_call_start|>[", ", ", "]<|tool_call_end|>",
+    ),
+}  # fmt: skip

@@ -5,8 +5,8 @@
     reply = ...                                          # sampled after `tokens`
     tokens += reply + form.between("Higher.", ended=reply[-1] in tokenizer.eos_ids)
 
-`lm.turns` finds what the template writes and which way a conversation takes with it (`form.way`). With the way `FRESH`
-there is nothing between: each turn's prompt is `rendered`.
+`lm.turns` finds what the template writes and `lm.conversation_plan` which way conversations take with it (`form.way`).
+With the way `FRESH` there is nothing between: each turn's prompt is `rendered`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,26 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nlrl_jax.lm import turns
+from nlrl_jax.lm.call_forms import CallForm
+from nlrl_jax.lm.chat_template import ChatRenderer
+from nlrl_jax.lm.conversation_plan import FRESH, WAYS, ConversationPlan, plan_conversations
 from nlrl_jax.lm.thoughts import opened_thought, thought_end
 from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.lm.tool_calls import HERMES, ReadCalls, call_form, read_calls
 
 _LARGEST_CACHE = 1 << 14  # observations whose tokens are kept
+
+# For templates that offer no tools: Hermes' form, in which most models have seen calls.
+_TOOLS = (
+    "You can call these tools, each described by a JSON schema:\n{}\nTo call one, write\n"
+    '<tool_call>\n{{"name": NAME, "arguments": {{...}}}}\n</tool_call>\nand end your turn; the answer comes next.'
+)
+_TOOL_RESPONSE = "<tool_response>\n{}\n</tool_response>"
 
 
 class ToolResult(NamedTuple):
@@ -38,16 +50,22 @@ class ConversationForm:
     Attributes:
       plan: how the template is asked, and which way conversations take.
       has_system: conversations have a system text.
+      tools: JSON schemas of the tools that the model is offered.
+      calls: the form of calls in replies.
+      describes_tools: the template leaves tools out, so that the system text describes them.
     """
 
     tokenizer: Tokenizer
-    plan: turns.Plan
+    plan: ConversationPlan
     has_system: bool
+    tools: tuple[Mapping[str, Any], ...] = ()
+    calls: CallForm = HERMES
+    describes_tools: bool = False
 
     @staticmethod
     def of(
         tokenizer: Tokenizer,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         thinks: bool | None = None,
         has_system: bool = True,
         way: str = "auto",
@@ -58,7 +76,7 @@ class ConversationForm:
           tools: JSON schemas of the tools that the model is offered.
           thinks: whether replies begin with a thought; None: as the template does by default.
           has_system: conversations have a system text; `opening` may also leave it out of one.
-          way: one of `turns.WAYS` to insist on; "auto": the first that fits.
+          way: one of `WAYS` to insist on; "auto": the first that fits.
 
         Raises:
           ValueError: there is no chat template, it refuses conversations, or `way` does not fit it.
@@ -66,25 +84,43 @@ class ConversationForm:
         if not tokenizer.options.date:  # a run that passes midnight keeps its prompts
             today = datetime.date.today().isoformat()
             tokenizer = dataclasses.replace(tokenizer, options=dataclasses.replace(tokenizer.options, date=today))
-        renderer = dataclasses.replace(tokenizer.renderer, tools=tools)
-        return ConversationForm(tokenizer, turns.plan(renderer, thinks, has_system, way), has_system)
+        plain = tokenizer.renderer
+        offering = dataclasses.replace(plain, tools=tuple(tools)) if tools else plain
+        calls = call_form(offering)
+        describes_tools = bool(tools) and (calls is None or not _shows(offering, tools))
+        plan = plan_conversations(plain if describes_tools else offering, thinks, has_system or describes_tools, way)
+        form = HERMES if calls is None or describes_tools else calls
+        return ConversationForm(tokenizer, plan, has_system or describes_tools, tuple(tools), form, describes_tools)
 
     @property
     def way(self) -> str:
-        """One of `turns.WAYS`."""
+        """One of `WAYS`."""
         return self.plan.way
 
     @functools.cached_property
     def notes(self) -> tuple[str, ...]:
         """What a run says once of the template and of the way its conversations take."""
-        notes = [*self.plan.notes, turns.WAYS[self.way]]
-        if self.way != turns.FRESH and self._end_id is None:
+        notes = [*self.plan.notes, WAYS[self.way]]
+        if self.describes_tools:
+            notes.append("the template offers no tools in a form that is known here: the system text describes them")
+        if self.way != FRESH and self._end_id is None:
             notes.append("no end token of the model stands between turns: a reply's own is followed by the template's")
         return tuple(notes)
 
     def opening(self, system: str, question: str) -> tuple[int, ...]:
         """The tokens of a conversation up to the first reply."""
-        return tuple(self.tokenizer.encode(self.plan.form.opening(system, question)))
+        return tuple(self.tokenizer.encode(self.plan.form.opening(self._with_tools(system), question)))
+
+    def read_calls(self, tokens: Sequence[int]) -> ReadCalls:
+        """The calls of tools in a reply, and why some cannot be read; those in its thought are no calls."""
+        answer = [token for token in tokens[self.thought_length(tokens) :] if token not in self.tokenizer.eos_ids]
+        return read_calls(self.calls, self.tokenizer.decode(answer, skip_special_tokens=False), self.tools)
+
+    def _with_tools(self, system: str) -> str:
+        if not self.describes_tools:
+            return system
+        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
+        return f"{system}\n\n{_TOOLS.format(schemas)}".lstrip()
 
     def between(self, observation: str, ended: bool) -> tuple[int, ...]:
         """The tokens between a reply and the next one: the end of its turn, an observation, the generation prompt.
@@ -107,6 +143,9 @@ class ConversationForm:
         messages: an assistant's content is the text of its reply as it was sampled, with its thought.
         """
         chat = [self._written(message) if message["role"] == "assistant" else message for message in messages]
+        if self.describes_tools:
+            rules = chat.pop(0)["content"] if chat[0]["role"] == "system" else ""
+            chat.insert(0, {"role": "system", "content": self._with_tools(rules)})
         if self.plan.form.in_user and len(chat) > 1 and chat[0]["role"] == "system":
             chat = [*turns.opening_messages(chat[0]["content"], chat[1]["content"], in_user=True), *chat[2:]]
         return tuple(self.tokenizer.encode(self.plan.form.prompt(chat)))
@@ -169,22 +208,37 @@ class ConversationForm:
         @functools.lru_cache(_LARGEST_CACHE)
         def after_calls(results: tuple[ToolResult, ...], ended: bool) -> tuple[int, ...]:
             self._check_appends()
-            following = [turns.tool_reply(result.text, result.name, n) for n, result in enumerate(results)]
-            names = [result.name for result in results]
-            tokens = self.tokenizer.encode(self.plan.form.separator_of_calls(following, names, self._system), True)
-            ends = [n for n, token in enumerate(tokens) if self._ends_turn(token)]
-            if not ends:
-                raise ValueError("the chat template writes no end of a reply that calls tools")
-            return self._without_end(tuple(tokens[ends[0] :]), ended)  # what is before it belongs to the call
+            form = self.plan.form
+            try:
+                tokens = self.tokenizer.encode(form.separator_of_calls(results, self._system), continues=True)
+                first = next(n for n, token in enumerate(tokens) if self._ends_turn(token))
+                tokens = tokens[first:]  # what stands before it belongs to the call
+            except (ValueError, StopIteration):
+                tokens = self.tokenizer.encode(self._separator_of_results(results), continues=True)
+            return self._without_end(tuple(tokens), ended)
 
         return after_calls
+
+    def _separator_of_results(self, results: Sequence[ToolResult]) -> str:
+        """What stands between turns with a template that writes no calls: the results alone, in the role tool or, where
+        that is not shown, in the user's message."""
+        form = self.plan.form
+        try:
+            separator = form.separator(
+                [turns.tool_reply(text, name, n) for n, (name, text) in enumerate(results)], self._system
+            )
+            if all(result.text.strip() in separator for result in results):
+                return separator
+        except ValueError:
+            pass
+        return form.separator([turns.user("\n".join(map(_TOOL_RESPONSE.format, [text for _, text in results])))])
 
     @property
     def _system(self) -> str:
         return turns.SYSTEM if self.has_system else ""
 
     def _check_appends(self) -> None:
-        if self.way == turns.FRESH:
+        if self.way == FRESH:
             raise ValueError("conversations with this chat template are rendered anew for each turn")
 
     def _without_end(self, tokens: tuple[int, ...], ended: bool) -> tuple[int, ...]:
@@ -218,3 +272,12 @@ class ConversationForm:
         if not closed or not self.plan.form.reads_thoughts:
             return turns.assistant(text)
         return turns.assistant(answer.strip(), reasoning_content=thought.partition(">")[2].strip())
+
+
+def _shows(renderer: ChatRenderer, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a template writes the names of the tools that are offered."""
+    try:
+        text = renderer([turns.user(turns.QUESTION)])
+    except ValueError:
+        return False
+    return all(tool.get("function", tool)["name"] in text for tool in tools)

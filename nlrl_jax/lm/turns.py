@@ -1,57 +1,29 @@
-"""What a chat template writes between turns, and which way a conversation takes so that no reply is tokenised again.
+"""What a chat template writes between turns.
 
-A reply stays as it was sampled. What stands between it and the next generation prompt is read off two renderings, with
-inert answers of different length, which must agree:
+It is read off two renderings, with inert answers of different length, which must agree:
 
     <|im_start|>user\\nWhat is there?<|im_end|>\\n<|im_start|>assistant\\n     the opening
     Fine.                                                                 the reply: sampled, never rendered
     <|im_end|>\\n<|im_start|>user\\nA wall.<|im_end|>\\n<|im_start|>assistant\\n     the separator of "A wall."
-
-A template is append-only if a longer conversation begins with the text of the shorter one and the reply. Where it is
-not, as when it drops the thoughts of earlier turns, the ways of `WAYS` are tried in their order.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nlrl_jax.lm.chat_template import ChatRenderer, variables_of
-from nlrl_jax.lm.thoughts import closes_thought, closing, opened_thought, thought_end
+from nlrl_jax.lm.chat_template import ChatRenderer
+from nlrl_jax.lm.thoughts import closes_thought, opened_thought, thought_end
 
 Message = Mapping[str, Any]
 
-APPEND, KEEP, TOOL, IDS, FRESH = "append", "keep", "tool", "ids", "fresh"
-WAYS = {
-    APPEND: "the template only appends: a conversation has the tokens that the template gives it",
-    KEEP: "a variable of the template keeps earlier replies whole",
-    TOOL: "observations come in the role tool: the template keeps earlier replies whole while only tools speak",
-    IDS: "earlier replies stay as they were sampled, though the template would write them otherwise",
-    FRESH: "each turn is rendered anew and is a row of its own",
-}
 # Inert texts: nothing to trim, none within another.
 SYSTEM, QUESTION, OBSERVATION = "These are the rules.", "What is there at first?", "Now a wall is there."
 ANSWERS = ("Fine.", "Another answer, which is longer.")
 THOUGHT = "A plan of some words."
-
-# Variables that keep the thoughts of earlier turns; each is tried where the template reads it.
-KEEPING = (
-    {"preserve_thinking": True},
-    {"preserved_thinking": True},
-    {"clear_thinking": False},
-    {"truncate_history_thinking": False},
-    {"keep_past_thinking": True},
-    {"thinking": True, "drop_thinking": False},
-    {"drop_thinking": False},
-)
-# Variables that turn thoughts on and off: name -> (on, off).
-SWITCHES = {
-    "enable_thinking": (True, False),
-    "thinking": (True, False),
-    "reasoning_effort": ("high", "no_think"),
-}
 
 
 def user(text: str) -> Message:
@@ -139,16 +111,28 @@ class TurnForm:
         start = opening_messages(system, QUESTION, self.in_user)
         return self._behind(ANSWERS, lambda answer: [*start, assistant(answer), *following])
 
-    def separator_of_calls(self, following: Sequence[Message], names: Sequence[str], system: str = SYSTEM) -> str:
+    def separator_of_calls(self, results: Sequence[tuple[str, str]], system: str = SYSTEM) -> str:
         """What stands between a reply that calls tools and the next generation prompt, from inside the last call: the
-        end of the call's own text comes first. Arguments and errors: see `separator`; `names` of the tools."""
-        start = opening_messages(system, QUESTION, self.in_user)
+        end of the call's own text comes first.
 
-        def chat(text: str) -> list[Message]:
-            calls = [tool_call(name, {"text": f"{n} {text}"}, call_id(n)) for n, name in enumerate(names)]
+        Args:
+          results: (name of the tool, what it answered) for each call.
+          system: as in `separator`.
+
+        Raises:
+          ValueError: as `separator`, and where the template writes no calls.
+        """
+        start = opening_messages(system, QUESTION, self.in_user)
+        following = [tool_reply(text, name, n) for n, (name, text) in enumerate(results)]
+
+        def chat(text: str, in_json: Callable[[Any], Any]) -> list[Message]:
+            calls = [tool_call(name, in_json({"text": text}), call_id(n)) for n, (name, _) in enumerate(results)]
             return [*start, assistant("", tool_calls=calls), *following]
 
-        return self._behind(ANSWERS, chat, count=len(names))
+        try:
+            return self._behind(ANSWERS, lambda text: chat(text, dict), count=len(results))
+        except ValueError:  # a few templates want arguments as a string
+            return self._behind(ANSWERS, lambda text: chat(text, json.dumps), count=len(results))
 
     def _behind(self, texts: Sequence[str], chat: Callable[[str], list[Message]], count: int = 1) -> str:
         """What the template writes behind the last of `count` places of an inert text, which must be the same for all
@@ -252,118 +236,3 @@ class TurnForm:
                 if (THOUGHT in text) != is_shown_if_unknown:
                     return True
         return False
-
-
-def plan(render: ChatRenderer, thinks: bool | None = None, system: bool = True, way: str = "auto") -> Plan:
-    """The way that a run's conversations take with a template.
-
-    Args:
-      render: the template, with the tools that are offered.
-      thinks: True: with thoughts, False: without, None: as the template does by default.
-      system: whether conversations have a system text.
-      way: one of `WAYS` to insist on; "auto" is the first one that fits.
-
-    Raises:
-      ValueError: the template refuses every conversation, or `way` does not fit it.
-    """
-    form, notes = _first_form(render, system)
-    form, note = _with_thoughts(form, thinks)
-    notes = [*notes, *note]
-    system_text = SYSTEM if system else ""
-    replies = form.replies(thinks)
-    broken = [kind for kind, reply in replies.items() if not form.keeps(reply, system_text)]
-    candidates = {APPEND: [form], KEEP: _keeping(form), TOOL: [dataclasses.replace(form, as_tool=True)]}
-    for name, forms in candidates.items():
-        for candidate in forms if way in ("auto", name) else ():
-            if all(candidate.keeps(reply, system_text) for reply in replies.values()) and _is_steady(
-                candidate, system_text
-            ):
-                return Plan(candidate, name, tuple(notes), tuple(broken))
-    if way in ("auto", IDS) and _is_steady(form, system_text):
-        return Plan(form, IDS, tuple(notes), tuple(broken))
-    if way in ("auto", FRESH):
-        return Plan(form, FRESH, tuple(notes), tuple(broken))
-    raise ValueError(f"the chat template does not fit {way!r}: {WAYS[way]}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How conversations are written.
-
-    Attributes:
-      way: of `WAYS`.
-      notes: what a run says once of the template.
-      broken: kinds of replies that the template, asked plainly, writes otherwise in later turns: "plain", "thought".
-    """
-
-    form: TurnForm
-    way: str
-    notes: tuple[str, ...]
-    broken: tuple[str, ...]
-
-
-def _first_form(render: ChatRenderer, system: bool) -> tuple[TurnForm, list[str]]:
-    """The form that shows the system text, once; and what is to be said of it."""
-    plain = TurnForm(render, in_user=True)
-    try:
-        shown = plain.opening("", QUESTION)
-    except ValueError:
-        if render.tools is not None:
-            raise
-        plain = TurnForm(dataclasses.replace(render, tools=()), in_user=True)  # a few want a list, be it empty
-        shown = plain.opening("", QUESTION)
-    if QUESTION not in shown:
-        raise ValueError("the chat template does not show a user's text: it is not made for chats of plain texts")
-    form = dataclasses.replace(plain, in_user=False)
-    if not system:
-        return form, []
-    place = "the rules stand in the first user message"
-    try:
-        if SYSTEM not in form.opening(SYSTEM, QUESTION):
-            return plain, [f"the template drops system texts: {place}"]
-    except ValueError:
-        return plain, [f"the template has no system role: {place}"]
-    if not _is_steady(form, SYSTEM) and _is_steady(plain, SYSTEM):
-        return plain, [f"the template moves system texts to the last turn: {place}"]
-    return form, []
-
-
-def _with_thoughts(form: TurnForm, thinks: bool | None) -> tuple[TurnForm, list[str]]:
-    """The form whose generation prompt asks for thoughts, or for none; and what is to be said of it."""
-    if thinks is None:
-        return form, []
-    prompt, readable = form.opening("", QUESTION), variables_of(form.render.source)
-    for name, values in SWITCHES.items():
-        if name not in readable:
-            continue
-        switched = dataclasses.replace(form, variables={**form.variables, name: values[not thinks]})
-        try:
-            text = switched.opening("", QUESTION)
-        except ValueError:
-            continue
-        if thinks and not closes_thought(text) or not thinks and not opened_thought(text):
-            return switched, [f"the template gets {name}={values[not thinks]}"]
-    if thinks and not opened_thought(prompt) and not form.knows_thoughts():
-        return dataclasses.replace(form, suffix="<think>\n"), ["the template knows no thoughts: <think> is put there"]
-    if not thinks and opened_thought(prompt):
-        return dataclasses.replace(form, suffix=closing(prompt)), ["the template always opens a thought: it is closed"]
-    return form, []
-
-
-def _keeping(form: TurnForm) -> list[TurnForm]:
-    readable = variables_of(form.render.source)
-    fitting = [variables for variables in KEEPING if readable.issuperset(variables)]
-    return [dataclasses.replace(form, variables={**form.variables, **variables}) for variables in fitting]
-
-
-def _is_steady(form: TurnForm, system: str) -> bool:
-    """Whether what stands between turns depends on nothing but the observation, and shows it."""
-    following = [form.observation(OBSERVATION)]
-    try:
-        separator = form.separator(following, system)
-        start = opening_messages(system, QUESTION, form.in_user)
-        chat = [*start, assistant(ANSWERS[0]), *following, assistant(ANSWERS[1]), *following]
-        later = form.prompt(chat).rpartition(ANSWERS[1])[2]
-    except ValueError:
-        return False
-    return separator == later and OBSERVATION in separator

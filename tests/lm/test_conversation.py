@@ -8,6 +8,7 @@ import pytest
 from nlrl_jax.lm import turns
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.conversation import ConversationForm
+from nlrl_jax.lm.conversation_plan import APPEND, FRESH, IDS, KEEP, TOOL
 from tests import small_chat_templates as templates
 from tests.tokenizers_from_wheels import small_tokenizer
 
@@ -43,24 +44,24 @@ def whole(form, replies, system=RULES, **variables):
 
 PLAIN_REPLIES = ("5", "I say\n7.")
 WAYS = [
-    ("APPENDS", {}, turns.APPEND),
-    ("TRIMS", {}, turns.APPEND),
-    ("DATED", {}, turns.APPEND),
-    ("REFUSES_SYSTEM", {}, turns.APPEND),
-    ("ALTERNATES", {"has_system": False}, turns.APPEND),
-    ("SYSTEM_LAST", {}, turns.APPEND),
-    ("NO_TOOLS_RAISES", {}, turns.APPEND),
-    ("KEEPS_THOUGHTS", {}, turns.APPEND),
-    ("DROPS_AT_USER", {}, turns.TOOL),
-    ("OPENS_AND_DROPS", {}, turns.TOOL),
-    ("KEEP_VARIABLE", {}, turns.KEEP),
-    ("KEEP_VARIABLE", {"thinks": True}, turns.KEEP),
-    ("KEEP_VARIABLE", {"way": turns.TOOL}, turns.TOOL),
-    ("OPENS_AND_DROPS", {"way": turns.IDS}, turns.IDS),
-    ("DROPS_AT_USER", {"thinks": False}, turns.IDS),
-    ("ALWAYS_CUTS", {}, turns.IDS),
-    ("NUMBERS_TURNS", {}, turns.FRESH),
-    ("APPENDS", {"way": turns.FRESH}, turns.FRESH),
+    ("APPENDS", {}, APPEND),
+    ("TRIMS", {}, APPEND),
+    ("DATED", {}, APPEND),
+    ("REFUSES_SYSTEM", {}, APPEND),
+    ("ALTERNATES", {"has_system": False}, APPEND),
+    ("SYSTEM_LAST", {}, APPEND),
+    ("NO_TOOLS_RAISES", {}, APPEND),
+    ("KEEPS_THOUGHTS", {}, APPEND),
+    ("DROPS_AT_USER", {}, TOOL),
+    ("OPENS_AND_DROPS", {}, TOOL),
+    ("KEEP_VARIABLE", {}, KEEP),
+    ("KEEP_VARIABLE", {"thinks": True}, KEEP),
+    ("KEEP_VARIABLE", {"way": TOOL}, TOOL),
+    ("OPENS_AND_DROPS", {"way": IDS}, IDS),
+    ("DROPS_AT_USER", {"thinks": False}, IDS),
+    ("ALWAYS_CUTS", {}, IDS),
+    ("NUMBERS_TURNS", {}, FRESH),
+    ("APPENDS", {"way": FRESH}, FRESH),
 ]
 
 
@@ -69,16 +70,14 @@ def test_the_way_is_the_first_that_fits(template, options, way):
     assert form_of(getattr(templates, template), **options).way == way
 
 
-@pytest.mark.parametrize("template, options", [(name, options) for name, options, way in WAYS if way == turns.APPEND])
+@pytest.mark.parametrize("template, options", [(name, options) for name, options, way in WAYS if way == APPEND])
 def test_a_conversation_has_the_ids_that_the_template_gives_it(template, options):
     form = form_of(getattr(templates, template), **options)
     system = "" if options.get("has_system") is False else RULES
     assert conversation(form, PLAIN_REPLIES, system) == whole(form, PLAIN_REPLIES, system)
 
 
-@pytest.mark.parametrize(
-    "template, options", [(name, options) for name, options, way in WAYS if way in (turns.KEEP, turns.TOOL)]
-)
+@pytest.mark.parametrize("template, options", [(name, options) for name, options, way in WAYS if way in (KEEP, TOOL)])
 def test_thoughts_of_earlier_turns_stay_where_the_template_can_be_made_to_keep_them(template, options):
     form = form_of(getattr(templates, template), **options)
     opened = "" if form.opened else "<think>\n"
@@ -88,7 +87,7 @@ def test_thoughts_of_earlier_turns_stay_where_the_template_can_be_made_to_keep_t
     assert form.tokenizer.decode(conversation(form, thoughts)).count("</think>") == 2
 
 
-@pytest.mark.parametrize("template, options", [("ALWAYS_CUTS", {}), ("OPENS_AND_DROPS", {"way": turns.IDS})])
+@pytest.mark.parametrize("template, options", [("ALWAYS_CUTS", {}), ("OPENS_AND_DROPS", {"way": IDS})])
 def test_replies_stay_against_the_template_and_it_is_said(template, options):
     form = form_of(getattr(templates, template), **options)
     replies = [f"Try {n}.\n</think>\n\n{n}" for n in (5, 7)]
@@ -165,7 +164,7 @@ def test_the_tokens_of_a_thought_are_counted(template, reply, thought):
 
 
 def test_a_fresh_row_is_what_the_template_writes():
-    form = form_of(templates.ALWAYS_CUTS, way=turns.FRESH)
+    form = form_of(templates.ALWAYS_CUTS, way=FRESH)
     chat = [
         {"role": "system", "content": RULES}, turns.user(QUESTION), turns.assistant("Plan.\n</think>\n\n5"),
         turns.user("Higher."),
@@ -180,8 +179,8 @@ def test_a_fresh_row_is_what_the_template_writes():
     "template, options, says",
     [
         ("WANTS_PARTS", {}, "does not show a user's text"),
-        ("NUMBERS_TURNS", {"way": turns.IDS}, "does not fit 'ids'"),
-        ("APPENDS", {"way": turns.KEEP}, "does not fit 'keep'"),
+        ("NUMBERS_TURNS", {"way": IDS}, "does not fit 'ids'"),
+        ("APPENDS", {"way": KEEP}, "does not fit 'keep'"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(template, options, says):
