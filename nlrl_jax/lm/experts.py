@@ -4,16 +4,18 @@
     y_BLH = mixture(x_BLH, router_HE, matrices, k, renormalise, jax.nn.silu)  # the same as a function
 
 Pairs of a token and one of its experts are sorted by expert and cut into blocks that one expert serves. A block is a
-plain matrix product; no token is dropped, and an expert that no token chose is not read.
+plain matrix product; no token is dropped, and an expert that no token chose is not read. A CPU takes one block after
+another, a GPU several at a time: one alone ends there before the next one's kernels are launched.
 
-Letters: T tokens, E experts, k experts of a token, H model width, F width of an expert, N blocks of b pairs.
+Letters: T tokens, E experts, k experts of a token, H model width, F width of an expert, N blocks of b pairs, C blocks
+that are computed at once.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -26,6 +28,8 @@ from nlrl_jax.lm.sharding import RULES, devices_of, platform_of
 FEW = {"cpu": 8}  # tokens up to which a block takes all of them: each chosen expert is then read exactly once;
 FEW_ELSEWHERE = 64  # rows that a GPU multiplies in the time in which it reads the weights
 SMALLEST, LARGEST = 8, 256  # pairs of a block where there are more tokens
+MOST_AT_ONCE = {"cpu": 1}  # blocks that are computed at once, each with a copy of its expert's matrices
+MOST_AT_ONCE_ELSEWHERE, COPIED = 16, 2**28  # and at most so many bytes of them, unless one expert has more
 
 
 class Matrices(NamedTuple):
@@ -39,7 +43,7 @@ class Matrices(NamedTuple):
 class Blocks(NamedTuple):
     """Which expert serves which pairs; pair number t * k + j is token t's j-th expert.
 
-    experts: int32 [N], of each block; N is the most that there can be.
+    experts: int32 [N], of each block; N is the most that there can be, and a multiple of those computed at once.
     used: int32 [], blocks that hold a pair; they come first.
     pairs: int32 [N, b], the pairs of a block; T * k where there is none.
     places: int32 [T * k], where each pair lies, counted over N * b.
@@ -96,12 +100,19 @@ def block_size(tokens: int, k: int, num_experts: int, platform: str) -> int:
     return min(max(1 << (half_share.bit_length() - 1), SMALLEST), LARGEST)
 
 
-def plan(experts_Tk: jax.Array, num_experts: int, platform: str = "cpu") -> Blocks:
+def blocks_at_once(matrices: Matrices, platform: str) -> int:
+    """C, by the platform and the size of an expert."""
+    bytes_of_expert = sum(matrix.size * matrix.dtype.itemsize for matrix in matrices) // matrices.gates.shape[0]
+    return max(1, min(MOST_AT_ONCE.get(platform, MOST_AT_ONCE_ELSEWHERE), COPIED // bytes_of_expert))
+
+
+def plan(experts_Tk: jax.Array, num_experts: int, platform: str = "cpu", at_once: int = 1) -> Blocks:
     """Sorts pairs by expert and cuts them into blocks of one expert each, of a size that suits the platform."""
     T, k = experts_Tk.shape
     b = block_size(T, k, num_experts, platform)
     most_chosen = min(num_experts, T * k)  # experts; each leaves at most one block partly filled
     N = most_chosen + (T * k - most_chosen) // b
+    N = -(-N // at_once) * at_once
     expert_of_pair = experts_Tk.reshape(-1)
     order = jnp.argsort(expert_of_pair, stable=True)
     counts_E = jnp.zeros(num_experts, jnp.int32).at[expert_of_pair].add(1)
@@ -115,7 +126,8 @@ def plan(experts_Tk: jax.Array, num_experts: int, platform: str = "cpu") -> Bloc
     pairs = jnp.full(N * b, T * k).at[sorted_places].set(order, unique_indices=True)
     places = jnp.zeros(T * k, jnp.int32).at[order].set(sorted_places, unique_indices=True)
     experts_N = jnp.searchsorted(jnp.cumsum(blocks_E), jnp.arange(N), side="right")
-    experts_N = jnp.minimum(experts_N, num_experts - 1).astype(jnp.int32)  # blocks past `used` are never computed
+    # Blocks past `used`, where they are computed beside others, read no other expert: the last that a token chose.
+    experts_N = jnp.minimum(experts_N, expert_of_pair.max()).astype(jnp.int32)
     return Blocks(experts_N, blocks_E.sum(), pairs.reshape(N, b), places)
 
 
@@ -133,11 +145,12 @@ def mix(
     order, so results are reproducible to the bit.
     """
     T, k = experts_Tk.shape
-    blocks = plan(experts_Tk, matrices.gates.shape[0], platform)
+    C = blocks_at_once(matrices, platform)
+    blocks = plan(experts_Tk, matrices.gates.shape[0], platform, C)
     # One copy of a token for each of its experts: then no sum is scattered, backwards either.
     copies = jnp.repeat(x_TH, k, axis=0)
     x_NbH = copies.at[blocks.pairs].get(mode="fill", fill_value=0, unique_indices=True)
-    y_NbH = _through_experts(activation, x_NbH, matrices, blocks.experts, blocks.used)
+    y_NbH = _through_experts(activation, C, x_NbH, matrices, blocks.experts, blocks.used)
     y_TkH = y_NbH.reshape(-1, x_TH.shape[-1]).at[blocks.places].get(unique_indices=True).reshape(T, k, -1)
     return jnp.einsum("tkh,tk->th", y_TkH, weights_Tk.astype(y_TkH.dtype))
 
@@ -187,40 +200,57 @@ def _expert(activation: Callable, matrices: Matrices, x_bH: jax.Array) -> jax.Ar
     return (activation(x_bH @ gate) * (x_bH @ up)) @ down
 
 
-def _of_expert(matrices: Matrices, expert: jax.Array) -> Matrices:
-    return Matrices(*(jax.lax.dynamic_index_in_dim(matrix, expert, keepdims=False) for matrix in matrices))
+def _of_experts(matrices: Matrices, experts_C: jax.Array) -> Matrices:
+    """Copies of the matrices of C experts: [C, H, F], [C, H, F], [C, F, H]."""
+    return Matrices(*(jnp.take(matrix, experts_C, axis=0, mode="clip") for matrix in matrices))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _through_experts(activation, x_NbH, matrices, experts_N, used) -> jax.Array:
+def _step(i: jax.Array, C: int, *arrays_N: jax.Array) -> tuple[jax.Array, ...]:
+    """What step i's C blocks hold of each array [N, ...]."""
+    return tuple(jax.lax.dynamic_slice_in_dim(array, i * C, C) for array in arrays_N)
+
+
+def _each_step(C: int, experts_N: jax.Array, used: jax.Array, step: Callable, start: Any) -> Any:
+    """A loop over `used` blocks, C of them a step; the name of its scope says how many steps it has at most."""
+    with jax.named_scope(f"at_most_{experts_N.shape[0] // C}"):
+        return jax.lax.fori_loop(0, -(-used // C), step, start)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _through_experts(activation, C, x_NbH, matrices, experts_N, used) -> jax.Array:
     """Each used block through its expert, zeros in the others: [N, b, H].
 
-    A loop of `used` steps; its gradient computes a block's hidden numbers again instead of keeping them.
+    The gradient computes a block's hidden numbers again instead of keeping them.
     """
 
-    def step(i, y):
-        return y.at[i].set(_expert(activation, _of_expert(matrices, experts_N[i]), x_NbH[i]))
+    def step(i, y_NbH):
+        x_CbH, experts_C = _step(i, C, x_NbH, experts_N)
+        y_CbH = jax.vmap(functools.partial(_expert, activation))(_of_experts(matrices, experts_C), x_CbH)
+        return jax.lax.dynamic_update_slice_in_dim(y_NbH, y_CbH, i * C, 0)
 
-    return jax.lax.fori_loop(0, used, step, jnp.zeros_like(x_NbH))
-
-
-def _through_experts_fwd(activation, x_NbH, matrices, experts_N, used):
-    return _through_experts(activation, x_NbH, matrices, experts_N, used), (x_NbH, matrices, experts_N, used)
+    return _each_step(C, experts_N, used, step, jnp.zeros_like(x_NbH))
 
 
-def _through_experts_bwd(activation, residuals, g_NbH):
+def _through_experts_fwd(activation, C, x_NbH, matrices, experts_N, used):
+    return _through_experts(activation, C, x_NbH, matrices, experts_N, used), (x_NbH, matrices, experts_N, used)
+
+
+def _through_experts_bwd(activation, C, residuals, g_NbH):
     x_NbH, matrices, experts_N, used = residuals
 
     def step(i, gradients):
-        dx, dmatrices = gradients
-        expert = experts_N[i]
-        _, pull_back = jax.vjp(functools.partial(_expert, activation), _of_expert(matrices, expert), x_NbH[i])
-        dmatrices_i, dx_i = pull_back(g_NbH[i])
-        return dx.at[i].set(dx_i), Matrices(*(t.at[expert].add(d) for t, d in zip(dmatrices, dmatrices_i)))
+        dx_NbH, dmatrices = gradients
+        x_CbH, g_CbH, experts_C = _step(i, C, x_NbH, g_NbH, experts_N)
+        forward = jax.vmap(functools.partial(_expert, activation))
+        _, pull_back = jax.vjp(forward, _of_experts(matrices, experts_C), x_CbH)
+        dmatrices_C, dx_CbH = pull_back(g_CbH)
+        for c in range(C):  # one after another: blocks may be of one expert, and sums have a fixed order
+            dmatrices = Matrices(*(t.at[experts_C[c]].add(d[c]) for t, d in zip(dmatrices, dmatrices_C)))
+        return jax.lax.dynamic_update_slice_in_dim(dx_NbH, dx_CbH, i * C, 0), dmatrices
 
     zeros = jnp.zeros_like(x_NbH), Matrices(*map(jnp.zeros_like, matrices))
-    dx, dmatrices = jax.lax.fori_loop(0, used, step, zeros)
-    return dx, dmatrices, None, None
+    dx_NbH, dmatrices = _each_step(C, experts_N, used, step, zeros)
+    return dx_NbH, dmatrices, None, None
 
 
 _through_experts.defvjp(_through_experts_fwd, _through_experts_bwd)

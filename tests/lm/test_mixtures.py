@@ -35,30 +35,37 @@ def over_all_experts(x, router, matrices, k, renormalise):
     return jnp.einsum("tef,efh,te->th", h, matrices.downs, chosen)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("T, E, k", SIZES.values(), ids=SIZES)
-def test_it_is_the_weighted_sum_of_the_chosen_experts(T, E, k, renormalise):
+def test_it_is_the_weighted_sum_of_the_chosen_experts(T, E, k, renormalise, platform):
     x, (router, matrices) = jax.random.normal(jax.random.key(T), (T, H)), weights(E)
 
     def loss(layer):
         return jax.jit(jax.value_and_grad(lambda *args: jnp.sum(jnp.sin(layer(*args))), argnums=(0, 1, 2)))
 
     def mixture(x, router, matrices):
-        return experts.mixture(x[None], router, matrices, k, renormalise, jax.nn.silu)[0]
+        return experts.mix(x, *experts.route(x @ router, k, renormalise), matrices, jax.nn.silu, platform)
 
     expected = loss(lambda *args: over_all_experts(*args, k, renormalise))(x, router, matrices)
     for got, value in zip(*map(jax.tree.leaves, (loss(mixture)(x, router, matrices), expected))):
         np.testing.assert_allclose(got, value, atol=2e-5)
 
 
-def test_an_expert_that_no_token_chose_is_not_read():
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_an_expert_that_no_token_chose_is_not_read(platform):
     router, matrices = weights(64)
-    x = jax.random.normal(jax.random.key(1), (1, 3, H))
-    chosen = set(experts.route(x[0] @ router, 2, True)[1].ravel().tolist())
+    x = jax.random.normal(jax.random.key(1), (5, H))
+    weights_Tk, experts_Tk = experts.route(x @ router, 2, True)
+    chosen = set(experts_Tk.ravel().tolist())
     others = np.array(sorted(set(range(64)) - chosen))
+    assert 63 in others
+    # Those of blocks that hold no pair and are computed beside others, too.
+    assert set(experts.plan(experts_Tk, 64, platform, at_once=16).experts.tolist()) == chosen
     spoiled = experts.Matrices(*(matrix.at[others].set(jnp.nan) for matrix in matrices))
-    args = router, spoiled, 2, True, jax.nn.silu
-    np.testing.assert_array_equal(experts.mixture(x, *args), experts.mixture(x, router, matrices, *args[2:]))
+    args = jax.nn.silu, platform
+    expected = experts.mix(x, weights_Tk, experts_Tk, matrices, *args)
+    np.testing.assert_array_equal(experts.mix(x, weights_Tk, experts_Tk, spoiled, *args), expected)
 
 
 def test_an_expert_is_read_once_for_few_tokens():
@@ -66,6 +73,16 @@ def test_an_expert_is_read_once_for_few_tokens():
     blocks = experts.plan(chosen, num_experts=5)
     assert blocks.used == 3 and blocks.experts[:3].tolist() == [0, 1, 3]
     assert [sorted(set(row) - {6}) for row in blocks.pairs[:3].tolist()] == [[0, 4], [3], [1, 2, 5]]
+
+
+def test_blocks_at_once_are_as_many_as_the_platform_and_their_matrices_allow():
+    def at_once(platform, expert_size):
+        wide, tall = (
+            jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8, 4096, expert_size), (8, expert_size, 4096))
+        )
+        return experts.blocks_at_once(experts.Matrices(wide, wide, tall), platform)
+
+    assert [at_once("cpu", 64), at_once("gpu", 64), at_once("gpu", 2048), at_once("gpu", 14336)] == [1, 16, 5, 1]
 
 
 def test_every_pair_has_its_place():
