@@ -13,7 +13,7 @@ import inspect
 import pathlib
 from typing import Any
 
-from nlrl_jax.envs import user_game
+from nlrl_jax.envs import outside, user_game
 from nlrl_jax.envs.options import integer
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -53,7 +53,10 @@ GAMES, BOARD_GAMES, CONTROL_GAMES = tuple(_TEXT), tuple(_BOARD), tuple(_CONTROL)
 IN_TRANSCRIPTS = tuple(_HOST)  # games that are made to be played in transcripts
 HOST_GAMES = (*_HOST, *(name for name in GAMES if name not in _HOST))
 GRID_GAMES = tuple(name for name in GAMES if name not in _HOST)  # whose observations are a grid [H, W, C]
-HOST_HELP = f"the game: {', '.join(HOST_GAMES)}, or your own as my_module:host_game or text_game"
+HOST_HELP = (
+    f"the game: {', '.join(HOST_GAMES)}, another package's such as {outside.HELP}, or your own as my_module:host_game, "
+    "text_game or MyEnvironment"
+)
 WITH_MAPS = ("frozen_lake", "frozen_lake_slippery")  # take `maps`: all, train or held_out
 READ_BY = {"babyai": "nano_babyai"}  # built-in models that have learned its transcripts
 RECORDED = ("alfworld", "webshop", "crafter")  # games whose trajectories lie in the package
@@ -85,11 +88,9 @@ def context_of(name: str, context: str = "auto") -> str:
     """
     if context != "auto":
         return context
-    grows = (
-        isinstance(user_game.load(name, HostGame, TextGame, prompt="paper"), HostGame)
-        if ":" in name
-        else name in IN_TRANSCRIPTS
-    )
+    if outside.is_outside(name):
+        return "transcript"
+    grows = isinstance(_load_host(name, prompt="paper"), HostGame) if ":" in name else name in IN_TRANSCRIPTS
     return "transcript" if grows else "state"
 
 
@@ -114,7 +115,8 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     """Makes a game that is played by text on the host, by name.
 
     Args:
-      name: one of `HOST_GAMES`, or your own as `my_module:host_game`. Any text game will do, your own too.
+      name: one of `HOST_GAMES`; your own as `my_module:host_game`, any text game of yours or a class of environments
+        (`outside.classes`); or another package's, such as `gymnasium:FrozenLake-v1` (`outside`).
       max_steps: horizon; 0 is the game's own.
       **options: those of the game's own `host_game`, e.g. `data` of ALFWorld and WebShop; empty ones are left out.
         Your own game takes what its function has arguments for, and `max_steps` in any case.
@@ -125,14 +127,22 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     """
     integer("max_steps", max_steps, 0)
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
+    if outside.is_outside(name):
+        return outside.make(name, **options)
     if ":" in name:
-        game = user_game.load(name, HostGame, TextGame, without=("max_steps",), **options)
+        game = _load_host(name, without=("max_steps",), **options)
         if isinstance(game, TextGame):
             return _on_the_host(game, max_steps)
         return dataclasses.replace(game, max_steps=max_steps) if max_steps else game
     if name in _TEXT and name not in _HOST:
         return _on_the_host(make(name, **options))
     return _make(HostGame, _HOST, name, **options)
+
+
+def _load_host(name: str, **options) -> HostGame | TextGame:
+    """Loads your own game that is played on the host: `my_module:attribute?option=value`."""
+    name, options = outside.split_options(name, options)
+    return user_game.load(name, HostGame, TextGame, **options)
 
 
 def make_host_pair(name: str, maps: tuple[str, str] = ("train", "held_out"), **options) -> tuple[HostGame, HostGame]:

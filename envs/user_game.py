@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from nlrl_jax.envs import user_host_game
+from nlrl_jax.envs.outside import classes
 from nlrl_jax.text.template import Template
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -50,6 +51,9 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
             raise  # a module that the game's own module imports
         raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH") from None
     game, called = getattr(module, attribute, None), False
+    if HostGame in kinds and inspect.isclass(game) and classes.is_environment(game):
+        with _blamed(name):
+            return classes.host_game(name, game, **{key: value for key, value in options.items() if key != "prompt"})
     if callable(game) and not isinstance(game, tuple(PLAYED_BY)):
         called = True
         with _blamed(name):

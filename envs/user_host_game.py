@@ -155,7 +155,13 @@ def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) ->
             action = game.read_action(text)
             return action if action is None else _text(action, "what read_action returned")
 
-    readers = {"board": _text, "optimal": _optimal, "expert": _expert(game.actions), "commands": _commands}
+    readers = {
+        "board": _text,
+        "optimal": _optimal,
+        "expert": _expert(game.actions),
+        "commands": _commands,
+        "closing_reward": _number,
+    }
 
     def watched(name):
         def of_state(state):

@@ -27,8 +27,8 @@ _LABEL = (
 _COLON = r"\s*(?:[:=\uff1a\u2192]|[-=]+>)[*_`]*\s*"
 _ACTION_LABEL = re.compile(rf"{_LABEL}{_COLON}(?P<inner>.+)", re.IGNORECASE)
 _BULLET = re.compile(r"(?:[-*\u2022\u2023\u2013\u2014+]\s+|(?:[-=]*>)+\s*|\u2192\s*)(?P<inner>.+)")
-_TAGGED = re.compile(rf"<({_NOUN})>\s*(?P<inner>.*?)\s*(?:</\1>|$)", re.IGNORECASE | re.DOTALL)
-_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{(?P<inner>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
+TAGGED = re.compile(rf"<({_NOUN})>\s*(?P<inner>.*?)\s*(?:</\1>|$)", re.IGNORECASE | re.DOTALL)
+BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{(?P<inner>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _MARKS = re.compile(r"(\*{1,3}|_{1,3}|`{1,3}|~~)(?P<inner>(?:(?!\1).)+)\1")
 _QUOTED = re.compile(
     r"\"(?P<a>[^\"]+)\"|'(?P<b>.+)'|\u201c(?P<c>[^\u201d]+)\u201d|\u2018(?P<d>.+)\u2019|"
@@ -40,7 +40,7 @@ _MARKED_SENTENCE = re.compile(r"(?P<inner>`[^`]+`|\*\*[^*]+\*\*)\.")
 _GENTLE = (
     _ENDS,
     _ACTION_LABEL,
-    _TAGGED,
+    TAGGED,
     _MARKS,
     _MARKED_SENTENCE,
     _QUOTED,
@@ -52,7 +52,7 @@ _LAYERS = (
     re.compile(r"(?:step|position|cell|square|number|option|turn)[\s:=#]+(?P<inner>-?\d+)\W*", re.IGNORECASE),
     re.compile(r"(?:#\d{1,3}[.):]?|\(?(?:\d{1,3}|[a-z])[.):])\s+(?P<inner>.+)", re.IGNORECASE),
     re.compile(rf"[\[(<]\|?{_NOUN}\|?[\])>]\s*(?P<inner>.+)", re.IGNORECASE),
-    re.compile(rf"\$*{_BOXED.pattern}\$*[\s.]*"),
+    re.compile(rf"\$*{BOXED.pattern}\$*[\s.]*"),
     re.compile(r"\$*\\(?:text\w*|math\w*|emph)\s*\{(?P<inner>.*)\}\$*"),
     re.compile(r"\[(?P<inner>[^\[\]]+)\]|\((?P<a>[^()]+)\)|\{(?P<b>[^{}]+)\}|<(?P<c>[^<>/]+)/?>"),
     re.compile(r"<[\w:-]+>\s*(?P<inner>.+?)\s*(?:</[\w:-]+>)?"),
@@ -229,7 +229,7 @@ def _marked(answer: str, words: _Words) -> set[str]:
     """Finds the actions in tags, in boxes and after labels, before the model goes on with the game."""
     ahead = _MEANWHILE.search(answer)
     text = answer[: ahead.start()] if ahead and ahead.start() else answer
-    marked = [match["inner"] for pattern in (_TAGGED, _BOXED) for match in pattern.finditer(text)]
+    marked = [match["inner"] for pattern in (TAGGED, BOXED) for match in pattern.finditer(text)]
     labelled = re.finditer(rf"(?:^|[.!?;]\s){_ACTION_LABEL.pattern}$", text, re.IGNORECASE | re.MULTILINE)
     named = set().union(*(_line(inner, words) for inner in marked or [match["inner"] for match in labelled]))
     first = words.equal(answer.partition("\n")[0])
@@ -269,9 +269,9 @@ def _any_text(answer: str) -> tuple[str, str]:
             return values[0].strip(), ""
         return answer.partition("\n")[0], ""  # a game may read objects
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
-    labelled = [line for line in lines if _ACTION_LABEL.fullmatch(line) or _TAGGED.search(line)]
+    labelled = [line for line in lines if _ACTION_LABEL.fullmatch(line) or TAGGED.search(line)]
     line = (labelled or lines)[0]
-    if not _ACTION_LABEL.fullmatch(line) and (tagged := _TAGGED.search(line)):
+    if not _ACTION_LABEL.fullmatch(line) and (tagged := TAGGED.search(line)):
         line = tagged["inner"]
     for inner in unwrapped(line, _GENTLE):
         line = inner

@@ -128,6 +128,10 @@ def play(
         for k, i in enumerate(live):
             # 3. The histories grow: note on the last step, thoughts, then the action and what it led to.
             outcome, history = rule(histories[i], outcomes[k]), histories[i]
+            # What the game pays at an end of its own is paid where the episode is cut off, too.
+            is_cut = not outcomes[k].done and (outcome.done or t + 1 == game.max_steps)
+            if game.closing_reward and is_cut:
+                outcome = outcome._replace(reward=outcome.reward + game.closing_reward(outcome.state))
             history = history.noted(move.notes[k]) if move.notes[k] else history
             # Thoughts are steps of the history alone: the game does not see them.
             for thought in move.thoughts[k]:

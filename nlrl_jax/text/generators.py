@@ -14,7 +14,13 @@ import numpy as np
 
 from nlrl_jax.types import HostGame, Outcome, Start
 
-OF_STATES = ("board", "optimal", "expert", "commands")  # functions of a `HostGame` that take one state
+OF_STATES = (
+    "board",
+    "optimal",
+    "expert",
+    "commands",
+    "closing_reward",
+)  # functions of a `HostGame` that take one state
 
 
 class Generators(NamedTuple):

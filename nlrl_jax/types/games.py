@@ -212,7 +212,10 @@ class HostGame:
       reply_form: a sentence that shows the form of a reply, such as "Give your action as \\boxed{action}."; a
         conversation's system text ends with it. "": the usual one for the actions that are listed.
       tools: JSON schemas, {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}} each.
-        Where there are some, an action is the JSON text of a call, {"name": ..., "arguments": {...}}.
+        Where there are some, an action is the JSON text of a call, {"name": ..., "arguments": {...}}; `reply_form` is
+        for models whose chat template has no place for tools.
+      closing_reward: state -> what an episode earns, beside its steps, that the game has not ended itself (its horizon
+        was reached, or it was given up); None: nothing.
     """
 
     name: str
@@ -237,3 +240,4 @@ class HostGame:
     read_action: Callable[[str], str | None] | None = None
     reply_form: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
+    closing_reward: Callable[[Any], float] | None = None
