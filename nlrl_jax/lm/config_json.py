@@ -129,8 +129,7 @@ def _written_scaling(scaling: RopeScaling | LinearRopeScaling | None) -> dict[st
 
 def _text_config(hf: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is said of the text part of a model that sees, too; other contents as they are."""
-    kind, listed = hf.get("model_type"), hf.get("architectures") or [None]
-    listed = listed if isinstance(listed, str) else listed[0]
+    kind, listed = hf.get("model_type"), _listed_architecture(hf)
     for model_type, (architecture, text_type) in WITH_VISION.items():
         if (kind, listed) in ((model_type, architecture), (model_type, None), (None, architecture)):
             text = hf.get("text_config") or {}
@@ -146,10 +145,15 @@ def _text_config(hf: Mapping[str, Any]) -> Mapping[str, Any]:
     return hf
 
 
+def _listed_architecture(hf: Mapping[str, Any]) -> Any:
+    """The first of `architectures`; None where there is none."""
+    listed = hf.get("architectures") or [None]
+    return listed[0] if isinstance(listed, list) else listed
+
+
 def _model_type(hf: Mapping[str, Any]) -> str:
     """`transformers` goes by `model_type`; `architectures` says more, and must not contradict it."""
-    kind, listed = hf.get("model_type"), hf.get("architectures") or [None]
-    listed = listed if isinstance(listed, str) else listed[0]
+    kind, listed = hf.get("model_type"), _listed_architecture(hf)
     architecture = listed if kind is None else MODEL_TYPES.get(kind if isinstance(kind, str) else None)
     if architecture not in ARCHITECTURES or listed not in (None, architecture):
         whole = ", ".join(name for name, _ in WITH_VISION.values())
@@ -199,8 +203,22 @@ def _window(hf: Mapping[str, Any], family: Family) -> int | None:
     """`sliding_window`, where the family reads it: a missing one is the family's default, null is none."""
     used = family.sliding != "max_window_layers" or _flag(hf, "use_sliding_window", False)
     if family.sliding == "none" or not used or hf.get("sliding_window", 0) is None:
+        _refuse_unread_window(hf, family)
         return None
     return _size(hf, "sliding_window", family.defaults["sliding_window"])
+
+
+def _refuse_unread_window(hf: Mapping[str, Any], family: Family) -> None:
+    """Of a family without windows: the masks of transformers have none either, but its cache keeps no more tokens."""
+    if family.sliding != "none" or not _flag(hf, "use_sliding_window", family.defaults.get("use_sliding_window", True)):
+        return
+    window = hf.get("sliding_window")
+    positions = _size(hf, "max_position_embeddings", family.defaults["max_position_embeddings"])
+    if window is not None and not (isinstance(window, int) and window >= positions):
+        raise ValueError(
+            f"sliding_window={window!r:.60} is not implemented for {family.architecture}, whose layers see everything; "
+            "null, or max_position_embeddings or more, is"
+        )
 
 
 def _layer_types(hf: Mapping[str, Any], family: Family, layers: int, window: int | None) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ _COMMON = {
     "per_layer_config": ({},),
     "is_causal": (True,),
     "use_bidirectional_attention": (False,),
+    "attention_chunk_size": (None,),  # the cache of transformers keeps no more than these tokens
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     # of other families, whose models are sometimes saved under these names
@@ -115,6 +116,7 @@ FAMILIES = {  # by `model_type`
             num_experts_per_tok=8,
             moe_intermediate_size=768,
             norm_topk_prob=False,
+            use_sliding_window=False,
         ),
         # Every layer has experts.
         supported={**_SILU, "use_sliding_window": (False,), "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},

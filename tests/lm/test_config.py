@@ -92,6 +92,9 @@ def test_rope_comes_from_where_transformers_reads_it(entries, theta, original):
         {"model_type": "qwen2", "architectures": None, "use_sliding_window": True, "max_window_layers": 2},
         {"model_type": "qwen3", "architectures": None, "use_sliding_window": True, "sliding_window": None},
         {"num_key_value_heads": None, "head_dim": None, "quantization_config": None},
+        {"sliding_window": 2048},
+        {"sliding_window": 9, "use_sliding_window": False},
+        {**MOE, "num_key_value_heads": 4, "sliding_window": 9},
     ],
 )
 def test_what_changes_no_number_is_accepted(entries):
@@ -227,6 +230,10 @@ def test_model_type_stands_in_for_architectures():
         ({**MISTRAL, "sliding_window": 0}, "sliding_window is 0; it must be a whole number"),
         ({**MISTRAL, "hidden_act": "gelu"}, "hidden_act='gelu'.*'silu'"),
         ({"is_causal": False}, "is_causal=False"),
+        ({"architectures": 7}, "architecture 7 .*is not implemented"),
+        ({"attention_chunk_size": 9}, "attention_chunk_size=9"),
+        ({"sliding_window": 9}, "sliding_window=9 is not implemented for LlamaForCausalLM.*max_position_embeddings"),
+        ({"sliding_window": "wide"}, "sliding_window='wide' is not implemented"),
         (
             {"model_type": "gemma", "architectures": None, "hidden_act": "silu"},
             "hidden_act='silu'.*'gelu_pytorch_tanh'",
