@@ -15,14 +15,18 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+# A file inspect.py would hide Python's own module from scripts that are started by their paths.
+FILES = {"inspect": "inspect_model"}  # command -> its file, where the names differ
+
 
 def scripts() -> dict[str, str]:
     """Every script's name and the first sentence of its docstring."""
     files = sorted(path for path in pathlib.Path(__file__).parent.glob("*.py") if not path.name.startswith("_"))
+    names = {file: name for name, file in FILES.items()}
     sentences = {}
     for path in files:
         docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-        sentences[path.stem] = " ".join(docstring.partition("\n\n")[0].split())
+        sentences[names.get(path.stem, path.stem)] = " ".join(docstring.partition("\n\n")[0].split())
     return sentences
 
 
@@ -59,7 +63,7 @@ def main() -> None:
         sys.exit(f"error: no script is named {name!r}; {nearest(name, list(sentences))}")
     sys.path.append(os.getcwd())
     del sys.argv[1]
-    runpy.run_module(f"nlrl_jax.launch.{name}", run_name="__main__", alter_sys=True)
+    runpy.run_module(f"nlrl_jax.launch.{FILES.get(name, name)}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,11 @@ SYSTEM_LAST = _chatml(
     _MISTRAL.replace("%s", "(system + '\n\n' if loop.last and system else '') + m.content"),
     "{% set system = messages[0].content if messages[0].role == 'system' else '' %}", "",
 )  # fmt: skip
+GLUES_SYSTEM = _chatml(
+    "{% if m.role != 'system' %}"
+    + _turn("m.role", "(system + '\n\n' if loop.index0 == 1 and system else '') + m.content") + "{% endif %}",
+    "{% set system = messages[0].content if messages[0].role == 'system' else '' %}",
+)  # fmt: skip
 NO_TOOLS_RAISES = _chatml(PLAIN, "{{ '<tools>' + (tools | length | string) + '</tools>' }}")
 WANTS_PARTS = _chatml(
     _turn("m.role", "(m.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join)")
@@ -144,5 +149,8 @@ CALLS = {
         "{{ f.name + '(' }}{% for k, v in f.arguments | items %}"
         "{{ k + '=' + v | tojson + (', ' if not loop.last else ')') }}{% endfor %}",
         "<|tool_call_start|>[", ", ", "]<|tool_call_end|>",
+    ),
+    "unknown": _with_calls(
+        "{% for k, v in f.arguments | items %}{{ '<' + f.name + '.' + k + '=' + v | string + '>' }}{% endfor %}"
     ),
 }  # fmt: skip

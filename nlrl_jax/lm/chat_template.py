@@ -15,12 +15,13 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.meta
+import jinja2.nodes
 import jinja2.sandbox
 
 from nlrl_jax.config import OptionError, assignments, check, joined_option, option
 
 # What a template can read besides the variables that are set for it.
-_GIVEN = ("messages", "add_generation_prompt", "tools", "documents")
+GIVEN = ("messages", "add_generation_prompt", "tools", "documents")
 _THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # of a message; the first one that is there counts
 
 
@@ -43,7 +44,7 @@ class TemplateOptions:
     def __post_init__(self):
         check(self)
         for name in self.variables():
-            if name in _GIVEN:
+            if name in GIVEN:
                 raise OptionError(f"template sets {name}, which depends on the chat; leave it out")
         if self.date:
             try:
@@ -65,7 +66,7 @@ class TemplateOptions:
         # A variable that no template reads would be ignored without a word.
         unknown = [name for name in self.variables() if name not in readable]
         if unknown:
-            names = ", ".join(sorted(readable.difference(_GIVEN))) or "none"
+            names = ", ".join(sorted(readable.difference(GIVEN))) or "none"
             raise ValueError(
                 f"--template sets {unknown[0]}, which {whose} does not read; variables that it reads: {names}"
             )
@@ -151,6 +152,23 @@ def variables_of(source: str) -> frozenset[str]:
         return frozenset(jinja2.meta.find_undeclared_variables(_environment("").parse(source))) - _GLOBALS
     except jinja2.TemplateError as error:
         raise ValueError(f"the chat template cannot be read: {error}") from error
+
+
+def settable(source: str) -> frozenset[str]:
+    """Variables of `variables_of` that can be set from outside: the template does not set them, or asks whether they
+    are defined."""
+    tree = _environment("").parse(source)
+    names = list(tree.find_all(jinja2.nodes.Name))
+    assigned = {name.name for name in names if name.ctx == "store"}
+    parameters = {name.name for name in names if name.ctx == "param"}  # of macros
+    # A filter `default` and a test `is defined` ask for a name that may be missing.
+    questions = [*tree.find_all(jinja2.nodes.Test), *tree.find_all(jinja2.nodes.Filter)]
+    asked = {
+        question.node.name
+        for question in questions
+        if question.name in ("defined", "undefined", "default") and isinstance(question.node, jinja2.nodes.Name)
+    }
+    return variables_of(source) - (assigned - asked) - parameters
 
 
 _GLOBALS = frozenset(["raise_exception", "strftime_now", *jinja2.defaults.DEFAULT_NAMESPACE])

@@ -49,7 +49,6 @@ class ConversationForm:
 
     Attributes:
       plan: how the template is asked, and which way conversations take.
-      has_system: conversations have a system text.
       tools: JSON schemas of the tools that the model is offered.
       calls: the form of calls in replies.
       describes_tools: the template leaves tools out, so that the system text describes them.
@@ -57,7 +56,6 @@ class ConversationForm:
 
     tokenizer: Tokenizer
     plan: ConversationPlan
-    has_system: bool
     tools: tuple[Mapping[str, Any], ...] = ()
     calls: CallForm = HERMES
     describes_tools: bool = False
@@ -90,7 +88,7 @@ class ConversationForm:
         describes_tools = bool(tools) and (calls is None or not _shows(offering, tools))
         plan = plan_conversations(plain if describes_tools else offering, thinks, has_system or describes_tools, way)
         form = HERMES if calls is None or describes_tools else calls
-        return ConversationForm(tokenizer, plan, has_system or describes_tools, tuple(tools), form, describes_tools)
+        return ConversationForm(tokenizer, plan, tuple(tools), form, describes_tools)
 
     @property
     def way(self) -> str:
@@ -198,7 +196,7 @@ class ConversationForm:
         def between(observation: str, ended: bool) -> tuple[int, ...]:
             self._check_appends()
             form = self.plan.form
-            text = form.separator([form.observation(observation)], self._system)
+            text = form.separator([form.observation(observation)])
             return self._without_end(tuple(self.tokenizer.encode(text, continues=True)), ended)
 
         return between
@@ -210,7 +208,7 @@ class ConversationForm:
             self._check_appends()
             form = self.plan.form
             try:
-                tokens = self.tokenizer.encode(form.separator_of_calls(results, self._system), continues=True)
+                tokens = self.tokenizer.encode(form.separator_of_calls(results), continues=True)
                 first = next(n for n, token in enumerate(tokens) if self._ends_turn(token))
                 tokens = tokens[first:]  # what stands before it belongs to the call
             except (ValueError, StopIteration):
@@ -224,18 +222,12 @@ class ConversationForm:
         that is not shown, in the user's message."""
         form = self.plan.form
         try:
-            separator = form.separator(
-                [turns.tool_reply(text, name, n) for n, (name, text) in enumerate(results)], self._system
-            )
+            separator = form.separator([turns.tool_reply(text, name, n) for n, (name, text) in enumerate(results)])
             if all(result.text.strip() in separator for result in results):
                 return separator
         except ValueError:
             pass
         return form.separator([turns.user("\n".join(map(_TOOL_RESPONSE.format, [text for _, text in results])))])
-
-    @property
-    def _system(self) -> str:
-        return turns.SYSTEM if self.has_system else ""
 
     def _check_appends(self) -> None:
         if self.way == FRESH:
@@ -251,12 +243,12 @@ class ConversationForm:
     def _end_id(self) -> int | None:
         """The token with which the template ends an earlier reply, where it stands for the one that was sampled."""
         form = self.plan.form
-        separator = form.separator([form.observation(turns.OBSERVATION)], self._system)
+        separator = form.separator([form.observation(turns.OBSERVATION)])
         first = self.tokenizer.encode(separator, continues=True)[0]
         if first in self.tokenizer.eos_ids:
             return first
         try:
-            last = form.last_answer(turns.assistant(turns.ANSWERS[0]), self._system).partition(turns.ANSWERS[0])[2]
+            last = form.last_answer(turns.assistant(turns.ANSWERS[0])).partition(turns.ANSWERS[0])[2]
         except ValueError:
             return None
         # A last answer ends in a token of its own, which later becomes another: gpt-oss.

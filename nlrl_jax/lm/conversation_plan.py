@@ -7,15 +7,17 @@ not, as when it drops the thoughts of earlier turns, the ways of `WAYS` are trie
 from __future__ import annotations
 
 import dataclasses
+import json
+from typing import Any
 
 from nlrl_jax.lm.chat_template import ChatRenderer, variables_of
 from nlrl_jax.lm.thoughts import closes_thought, closing, opened_thought
-from nlrl_jax.lm.turns import ANSWERS, OBSERVATION, QUESTION, SYSTEM, TurnForm, assistant, opening_messages
+from nlrl_jax.lm.turns import ANSWERS, OBSERVATION, QUESTION, SYSTEM, TurnForm, assistant
 
 APPEND, KEEP, TOOL, IDS, FRESH = "append", "keep", "tool", "ids", "fresh"
 WAYS = {
     APPEND: "the template only appends: a conversation has the tokens that the template gives it",
-    KEEP: "a variable of the template keeps earlier replies whole",
+    KEEP: "with that variable the template keeps earlier replies whole",
     TOOL: "observations come in the role tool: the template keeps earlier replies whole while only tools speak",
     IDS: "earlier replies stay as they were sampled, though the template would write them otherwise",
     FRESH: "each turn is rendered anew and is a row of its own",
@@ -68,49 +70,50 @@ def plan_conversations(
     Raises:
       ValueError: the template refuses every conversation, or `way` does not fit it.
     """
-    form, notes = _first_form(render, system)
+    form, notes = plain_form(render, system)
     form, note = _with_thoughts(form, thinks)
-    notes = [*notes, *note]
-    system_text = SYSTEM if system else ""
     replies = form.replies(thinks)
-    broken = [kind for kind, reply in replies.items() if not form.keeps(reply, system_text)]
-    candidates = {APPEND: [form], KEEP: _keeping(form), TOOL: [dataclasses.replace(form, as_tool=True)]}
+    broken = tuple(kind for kind, reply in replies.items() if not form.keeps(reply))
+    candidates = {APPEND: [form], KEEP: keeping(form), TOOL: [dataclasses.replace(form, as_tool=True)]}
     for name, forms in candidates.items():
         for candidate in forms if way in ("auto", name) else ():
-            if all(candidate.keeps(reply, system_text) for reply in replies.values()) and _is_steady(
-                candidate, system_text
-            ):
-                return ConversationPlan(candidate, name, tuple(notes), tuple(broken))
-    if way in ("auto", IDS) and _is_steady(form, system_text):
-        return ConversationPlan(form, IDS, tuple(notes), tuple(broken))
+            if all(map(candidate.keeps, replies.values())) and is_steady(candidate):
+                kept_by = [f"the template gets {_settings(candidate)}"] if name == KEEP else note
+                return ConversationPlan(candidate, name, (*notes, *kept_by), broken)
+    if way in ("auto", IDS) and is_steady(form):
+        return ConversationPlan(form, IDS, (*notes, *note), broken)
     if way in ("auto", FRESH):
-        return ConversationPlan(form, FRESH, tuple(notes), tuple(broken))
+        return ConversationPlan(form, FRESH, (*notes, *note), broken)
     raise ValueError(f"the chat template does not fit {way!r}: {WAYS[way]}")
 
 
-def _first_form(render: ChatRenderer, system: bool) -> tuple[TurnForm, list[str]]:
-    """The form that shows the system text, once; and what is to be said of it."""
-    plain = TurnForm(render, in_user=True)
+def plain_form(render: ChatRenderer, system: bool) -> tuple[TurnForm, list[str]]:
+    """The form that shows the system text, once, and is asked for nothing else; and what is to be said of it.
+
+    Raises:
+      ValueError: the template refuses every conversation.
+    """
+    glued = TurnForm(render, in_user=True, has_system=system)
     try:
-        shown = plain.opening("", QUESTION)
+        shown = glued.opening("", QUESTION)
     except ValueError:
         if render.tools is not None:
             raise
-        plain = TurnForm(dataclasses.replace(render, tools=()), in_user=True)  # a few want a list, be it empty
-        shown = plain.opening("", QUESTION)
+        glued = dataclasses.replace(glued, render=dataclasses.replace(render, tools=()))  # a few want a list
+        shown = glued.opening("", QUESTION)
     if QUESTION not in shown:
         raise ValueError("the chat template does not show a user's text: it is not made for chats of plain texts")
-    form = dataclasses.replace(plain, in_user=False)
+    form = dataclasses.replace(glued, in_user=False)
     if not system:
         return form, []
     place = "the rules stand in the first user message"
     try:
         if SYSTEM not in form.opening(SYSTEM, QUESTION):
-            return plain, [f"the template drops system texts: {place}"]
+            return glued, [f"the template drops system texts: {place}"]
     except ValueError:
-        return plain, [f"the template has no system role: {place}"]
-    if not _is_steady(form, SYSTEM) and _is_steady(plain, SYSTEM):
-        return plain, [f"the template moves system texts to the last turn: {place}"]
+        return glued, [f"the template has no system role: {place}"]
+    if not is_steady(form) and is_steady(glued):
+        return glued, [f"the template moves system texts to the last turn: {place}"]
     return form, []
 
 
@@ -118,37 +121,53 @@ def _with_thoughts(form: TurnForm, thinks: bool | None) -> tuple[TurnForm, list[
     """The form whose generation prompt asks for thoughts, or for none; and what is to be said of it."""
     if thinks is None:
         return form, []
-    prompt, readable = form.opening("", QUESTION), variables_of(form.render.source)
-    for name, values in SWITCHES.items():
-        if name not in readable:
-            continue
-        switched = dataclasses.replace(form, variables={**form.variables, name: values[not thinks]})
+    prompt = form.opening("", QUESTION)
+    for name, (on, off) in switches(form.render).items():
+        setting = on if thinks else off
+        switched = dataclasses.replace(form, variables={**form.variables, name: setting})
         try:
             text = switched.opening("", QUESTION)
         except ValueError:
             continue
         if thinks and not closes_thought(text) or not thinks and not opened_thought(text):
-            return switched, [f"the template gets {name}={values[not thinks]}"]
+            return switched, [f"the template gets {_settings(switched)}"]
     if thinks and not opened_thought(prompt) and not form.knows_thoughts():
         return dataclasses.replace(form, suffix="<think>\n"), ["the template knows no thoughts: <think> is put there"]
     if not thinks and opened_thought(prompt):
         return dataclasses.replace(form, suffix=closing(prompt)), ["the template always opens a thought: it is closed"]
+    if not thinks and form.knows_thoughts():
+        return form, ["the template cannot turn thoughts off: the model may write some"]
     return form, []
 
 
-def _keeping(form: TurnForm) -> list[TurnForm]:
+def _settings(form: TurnForm) -> str:
+    return ", ".join(f"{name}={json.dumps(setting)}" for name, setting in form.variables.items())
+
+
+def switches(render: ChatRenderer) -> dict[str, tuple[Any, Any]]:
+    """Variables that a template reads and that turn thoughts (on, off)."""
+    readable = variables_of(render.source)
+    # A template that knows an effort by name writes or compares it.
+    return {
+        name: settings
+        for name, settings in SWITCHES.items()
+        if name in readable and (isinstance(settings[1], bool) or settings[1] in render.source)
+    }
+
+
+def keeping(form: TurnForm) -> list[TurnForm]:
+    """The form with each set of variables of `KEEPING` that the template reads."""
     readable = variables_of(form.render.source)
     fitting = [variables for variables in KEEPING if readable.issuperset(variables)]
     return [dataclasses.replace(form, variables={**form.variables, **variables}) for variables in fitting]
 
 
-def _is_steady(form: TurnForm, system: str) -> bool:
+def is_steady(form: TurnForm) -> bool:
     """Whether what stands between turns depends on nothing but the observation, and shows it."""
     following = [form.observation(OBSERVATION)]
     try:
-        separator = form.separator(following, system)
-        start = opening_messages(system, QUESTION, form.in_user)
-        chat = [*start, assistant(ANSWERS[0]), *following, assistant(ANSWERS[1]), *following]
+        separator = form.separator(following)
+        chat = [*form.inert_opening, assistant(ANSWERS[0]), *following, assistant(ANSWERS[1]), *following]
         later = form.prompt(chat).rpartition(ANSWERS[1])[2]
     except ValueError:
         return False

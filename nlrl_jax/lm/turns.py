@@ -78,6 +78,7 @@ class TurnForm:
       suffix: what follows each generation prompt: the opening or the closing of a thought that the template lacks.
       in_user: the system text stands in the first user message, as the template has no system role.
       as_tool: observations have the role tool.
+      has_system: conversations have a system text; some templates treat others differently.
     """
 
     render: ChatRenderer
@@ -85,6 +86,12 @@ class TurnForm:
     suffix: str = ""
     in_user: bool = False
     as_tool: bool = False
+    has_system: bool = True
+
+    @property
+    def inert_opening(self) -> list[Message]:
+        """The messages of an inert conversation's beginning."""
+        return opening_messages(SYSTEM if self.has_system else "", QUESTION, self.in_user)
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """A conversation up to and including the generation prompt. ValueError: the template refuses it."""
@@ -98,31 +105,29 @@ class TurnForm:
         """The message that shows an observation."""
         return tool_reply(text) if self.as_tool else user(text)
 
-    def separator(self, following: Sequence[Message], system: str = SYSTEM) -> str:
+    def separator(self, following: Sequence[Message]) -> str:
         """What stands between a reply's text and the next generation prompt.
 
         Args:
           following: the messages after the reply.
-          system: the system text of the conversation; "" where there is none.
 
         Raises:
           ValueError: it depends on the reply or repeats what stands before it, or the template refuses the chat.
         """
-        start = opening_messages(system, QUESTION, self.in_user)
+        start = self.inert_opening
         return self._behind(ANSWERS, lambda answer: [*start, assistant(answer), *following])
 
-    def separator_of_calls(self, results: Sequence[tuple[str, str]], system: str = SYSTEM) -> str:
+    def separator_of_calls(self, results: Sequence[tuple[str, str]]) -> str:
         """What stands between a reply that calls tools and the next generation prompt, from inside the last call: the
         end of the call's own text comes first.
 
         Args:
           results: (name of the tool, what it answered) for each call.
-          system: as in `separator`.
 
         Raises:
           ValueError: as `separator`, and where the template writes no calls.
         """
-        start = opening_messages(system, QUESTION, self.in_user)
+        start = self.inert_opening
         following = [tool_reply(text, name, n) for n, (name, text) in enumerate(results)]
 
         def chat(text: str, in_json: Callable[[Any], Any]) -> list[Message]:
@@ -150,12 +155,12 @@ class TurnForm:
             raise ValueError("the chat template writes the beginning of the chat again after a reply")
         return separator
 
-    def keeps(self, reply: InertReply, system: str = SYSTEM) -> bool:
+    def keeps(self, reply: InertReply) -> bool:
         """Whether each of two such replies stands in a longer conversation as it was sampled."""
-        return any(self._keeps_as(message, reply.sampled, system) for message in reply.messages)
+        return any(self._keeps_as(message, reply.sampled) for message in reply.messages)
 
-    def _keeps_as(self, message: Message, sampled: str, system: str) -> bool:
-        chat = opening_messages(system, QUESTION, self.in_user)
+    def _keeps_as(self, message: Message, sampled: str) -> bool:
+        chat = self.inert_opening
         try:
             text = self.prompt(chat)
             for _ in range(2):
@@ -170,7 +175,7 @@ class TurnForm:
 
     def replies(self, thinks: bool | None) -> dict[str, InertReply]:
         """Kinds of replies that a model may give after this generation prompt: "plain", "thought"."""
-        prompt = self.opening(SYSTEM, QUESTION)
+        prompt = self.prompt(self.inert_opening)
         if opened_thought(prompt):
             return {"thought": self.thought(opened_thought(prompt))}
         plain = {"plain": InertReply(self.head() + ANSWERS[0], assistant(ANSWERS[0]))}
@@ -186,12 +191,12 @@ class TurnForm:
             return ""
         return "" if closes_thought(head) else head
 
-    def last_answer(self, message: Message, system: str = SYSTEM) -> str:
+    def last_answer(self, message: Message) -> str:
         """What the template writes of a last answer behind the generation prompt's text, its end mark included.
 
         ValueError: it does not begin with the prompt.
         """
-        chat = opening_messages(system, QUESTION, self.in_user)
+        chat = self.inert_opening
         prompt, text = self.render(chat, **self.variables), self.render([*chat, message], False, **self.variables)
         if not text.startswith(prompt):
             raise ValueError("the chat template writes an answer otherwise than it opens one")
@@ -224,7 +229,7 @@ class TurnForm:
 
     def knows_thoughts(self) -> bool:
         """Whether the template writes a thought that stands in its field, or cuts one out of a text."""
-        chat = opening_messages(SYSTEM, QUESTION, self.in_user)
+        chat = self.inert_opening
         in_field = assistant(ANSWERS[0], reasoning_content=THOUGHT)
         in_text = assistant(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWERS[0]}")
         for following in ([], [user(OBSERVATION)], [tool_reply(OBSERVATION)]):

@@ -49,6 +49,7 @@ WAYS = [
     ("DATED", {}, APPEND),
     ("REFUSES_SYSTEM", {}, APPEND),
     ("ALTERNATES", {"has_system": False}, APPEND),
+    ("REFUSES_SYSTEM", {"has_system": False}, APPEND),
     ("SYSTEM_LAST", {}, APPEND),
     ("NO_TOOLS_RAISES", {}, APPEND),
     ("KEEPS_THOUGHTS", {}, APPEND),
