@@ -109,10 +109,10 @@ class ConversationForm:
         """The tokens of a conversation up to the first reply."""
         return tuple(self.tokenizer.encode(self.plan.form.opening(self._with_tools(system), question)))
 
-    def read_calls(self, tokens: Sequence[int]) -> ReadCalls:
-        """The calls of tools in a reply, and why some cannot be read; those in its thought are no calls."""
-        answer = [token for token in tokens[self.thought_length(tokens) :] if token not in self.tokenizer.eos_ids]
-        return read_calls(self.calls, self.tokenizer.decode(answer, skip_special_tokens=False), self.tools)
+    def read_calls(self, answer: Sequence[int]) -> ReadCalls:
+        """The calls of tools in a reply, and why some cannot be read. answer: its tokens behind its thought."""
+        tokens = [token for token in answer if token not in self.tokenizer.eos_ids]
+        return read_calls(self.calls, self.tokenizer.decode(tokens, skip_special_tokens=False), self.tools)
 
     def _with_tools(self, system: str) -> str:
         if not self.describes_tools:

@@ -185,5 +185,6 @@ def test_a_template_without_tools_has_them_described_in_the_system_text():
 def test_calls_in_a_thought_are_no_calls():
     form = form_of(templates.OPENS_AND_DROPS)
     call = '<tool_call>{"name": "look", "arguments": {"at": "door"}}</tool_call>'
-    assert form.read_calls(form.tokenizer.encode(f"Maybe {call}\n</think>\n\nNo.")) == ((), (), "No.")
-    assert len(form.read_calls(form.tokenizer.encode(f"Maybe {call}\n</think>\n\n{call}")).calls) == 1
+    for answer, calls in (("No.", 0), (call, 1)):
+        tokens = form.tokenizer.encode(f"Maybe {call}\n</think>\n\n{answer}")
+        assert len(form.read_calls(tokens[form.thought_length(tokens) :]).calls) == calls
