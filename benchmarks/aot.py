@@ -7,7 +7,8 @@
     python -m benchmarks.aot --target cpu --model nano --mesh 2,2,2
 
 Prints bytes a device, operations of matrix products, what devices exchange and what is copied, by loop and line of
-the project. For GPUs it needs the extra `aot` (`nlrl_jax/run/targets.py`), for the Qwen prompts the wheel dashscope.
+the project. Fails where decoding moves weights between devices or reads experts that no row chose (`decoding.py`).
+For GPUs it needs the extra `aot` (`nlrl_jax/run/targets.py`), for the Qwen prompts the wheel dashscope.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks import hlo
+from benchmarks import decoding, hlo
 from benchmarks.models import MODELS, prompts_of
 from benchmarks.timing import parser_of
 from nlrl_jax import envs
@@ -175,7 +176,11 @@ def main() -> None:
     text = compiled.as_text()
     if args.text:
         pathlib.Path(args.text).write_text(text)
-    show(hlo.Program(text), unknown)
+    program = hlo.Program(text)
+    show(program, unknown)
+    problems = decoding.problems(program, model, args.rows) if args.program != "sft" else []
+    if problems:
+        raise SystemExit("\n".join(f"decoding {line}" for line in problems))
 
 
 if __name__ == "__main__":

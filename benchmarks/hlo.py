@@ -3,7 +3,8 @@
     program = Program(compiled.as_text())
     program.flop(unknown=199), program.collectives(), program.copies()
 
-A loop whose number of steps XLA does not know (decoding ends when all replies do) counts once, or `unknown` times.
+A loop whose number of steps XLA does not know (decoding ends when all replies do) counts once, or `unknown` times; one
+in a scope "at_most_N" (`lm.experts`) counts N times.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ BYTES = {
     "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "c64": 8,
 }  # fmt: skip
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
-_FREE = {  # not launched: names, structure, and the second half of what was started
+FREE = {  # not launched: names, structure, and the second half of what was started
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
     "partition-id", "replica-id",
 }  # fmt: skip
 UNKNOWN = "loop[?]"  # a loop of unknown length, in an `Op`'s loops
+AT_MOST = "loop[at most "  # one of which the most steps are known
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
 _LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _CALLED = re.compile(r"(?:calls|body|to_apply|called_computations)=\{?%?([\w.\-]+)")
@@ -41,6 +43,7 @@ class Op:
         self.args = operands.split(")", 1)[0]
         self.target = _group(r'custom_call_target="([^"]*)"', rest)
         self.trips = _group(r'known_trip_count":\{"n":"(\d+)"', rest)
+        self.most_trips = _group(r'op_name="[^"]*at_most_(\d+)/while"', rest)
         self.frame = int(_group(r"stack_frame_id=(\d+)", rest) or 0)
 
     def sizes(self) -> list[float]:
@@ -103,13 +106,17 @@ class Program:
             for op in self.computations[name]:
                 yield self._loops[name], times, op
 
+    def loops(self) -> Iterator[tuple[str, str]]:
+        """(computation, loops) of all that run."""
+        yield from self._loops.items()
+
     def launches(self) -> list[tuple[str, int]]:
         """Kernels, library calls and copies that one pass of each computation starts itself, with the loops around it;
         the body of a loop is one."""
         rows = []
         for name in self._times:
             codes = [op.code for op in self.computations[name]]
-            rows.append((self._loops[name], sum(c not in _FREE and not c.endswith("-done") for c in codes)))
+            rows.append((self._loops[name], sum(c not in FREE and not c.endswith("-done") for c in codes)))
         return rows
 
     def flop(self, unknown: float = 1.0) -> dict[str, float]:
@@ -162,8 +169,9 @@ class Program:
         self._loops.setdefault(name, "/".join(loops))
         for op in self.computations[name]:
             if op.code == "while":
-                step = f"loop[{op.trips or '?'}]"
-                self._walk(_group(r"body=%?([\w.\-]+)", op.rest), times * float(op.trips or 1), (*loops, step))
+                step = f"{AT_MOST}{op.most_trips}]" if op.most_trips and not op.trips else f"loop[{op.trips or '?'}]"
+                steps = float(op.trips or op.most_trips or 1)
+                self._walk(_group(r"body=%?([\w.\-]+)", op.rest), times * steps, (*loops, step))
             elif op.code == "conditional":
                 listed = _group(r"branch_computations=\{([^}]*)\}", op.rest)
                 either = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", op.rest)
@@ -179,13 +187,23 @@ class Program:
         for op in self.computations[name]:
             matmul = "cublas" in op.target or op.target.startswith("__onednn$matmul")
             if op.code in ("dot", "convolution") or matmul:
-                names = [re.sub(r"/\*.*?\*/", "", arg).split(" ")[-1].strip().lstrip("%") for arg in _split(op.args)]
+                names = operands(op)
                 lhs, rhs = (types.get(name, arg) for name, arg in list(zip(names, _split(op.args)))[:2])
                 total += 2.0 * math.prod(_dims(op.type)) * _contracted(op, _dims(lhs), _dims(rhs))
             elif op.code == "fusion" or (inside and op.code in ("call", "async-start")):
                 called = (called for called in _CALLED.findall(op.rest) if called in self.computations)
                 total += sum(self._products(computation, True) for computation in called)
         return total
+
+
+def operands(op: Op) -> list[str]:
+    """Names of an operation's operands."""
+    return [re.sub(r"/\*.*?\*/", "", arg).split(" ")[-1].strip().lstrip("%") for arg in _split(op.args)]
+
+
+def dims_of(text: str) -> list[list[int]]:
+    """The sizes of each array of a type."""
+    return [dims for _, dims in _arrays(text)]
 
 
 def _contracted(op: Op, lhs: list[int], rhs: list[int]) -> int:

@@ -215,7 +215,9 @@ def _alone(model: Transformer, params: Any, weights: str) -> bool:
     if weights == "shared" or platform == "tpu":
         return False
     if platform == "cpu":  # "auto" stays stacked: all loops over layers unrolled take four times as long to compile
-        return weights != "auto" and model.mesh is None and _of_a_layer(model, params) >= LARGE
+        # But from a stack of experts all of a layer's would be copied, those that no row chose too.
+        asked = weights != "auto" or model.config.num_experts > 0
+        return asked and model.mesh is None and _of_a_layer(model, params) >= LARGE
     return weights != "auto" or _has_room(model, params)
 
 

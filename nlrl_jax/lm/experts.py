@@ -125,7 +125,8 @@ def plan(experts_Tk: jax.Array, num_experts: int, platform: str = "cpu", at_once
     sorted_places = first_block_E[sorted_experts] * b + rank
     pairs = jnp.full(N * b, T * k).at[sorted_places].set(order, unique_indices=True)
     places = jnp.zeros(T * k, jnp.int32).at[order].set(sorted_places, unique_indices=True)
-    experts_N = jnp.searchsorted(jnp.cumsum(blocks_E), jnp.arange(N), side="right")
+    # Compared with all at once: a binary search would be a loop of many launches, for every layer and token.
+    experts_N = jnp.searchsorted(jnp.cumsum(blocks_E), jnp.arange(N), side="right", method="compare_all")
     # Blocks past `used`, where they are computed beside others, read no other expert: the last that a token chose.
     experts_N = jnp.minimum(experts_N, expert_of_pair.max()).astype(jnp.int32)
     return Blocks(experts_N, blocks_E.sum(), pairs.reshape(N, b), places)
