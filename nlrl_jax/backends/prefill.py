@@ -63,6 +63,8 @@ class Call:
     def __init__(self, network: Network, session: Session, cache: TextCache, beginnings: Sequence[Text]):
         self.network, self.cache, self.counts = network, cache, session.counts
         config = network.model.config
+        if config.num_linear_layers:
+            raise ValueError(f"{config.architecture} has recurrent layers, which this engine cannot continue yet")
         self.is_large = acting.is_large(config)
         self.exact_shapes = self.is_large or jax.default_backend() != "cpu"
         self.grows = cache.lasting and not self.exact_shapes

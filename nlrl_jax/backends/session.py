@@ -49,7 +49,7 @@ class Counts:
 def token_bytes(config: ModelConfig) -> int:
     """Bytes of a token's keys and values."""
     itemsize = 2 if config.dtype in ("bfloat16", "float16") else 4
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+    return 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim * itemsize
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -24,7 +24,8 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from nlrl_jax.lm import placement, products
-from nlrl_jax.lm.cache import HeadKeyValues, KeyValues
+from nlrl_jax.lm.block import layer_name
+from nlrl_jax.lm.cache import HeadKeyValues, KeyValues, States
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import memory_of, platform_of
 from nlrl_jax.lm.transformer import Transformer, param_specs
@@ -47,7 +48,7 @@ def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
     if alone:
         join = model.mesh is None or model.mesh.shape["tensor"] == 1  # else a device has its part of each kernel
         variables = by_layer(config, variables, weights == "merged", join)
-        if "qkv" in variables["params"]["blocks"][0]["attention"]:
+        if any("qkv" in block.get("attention", ()) for block in variables["params"]["blocks"]):
             specs = {name: {**tree, "blocks": _joined(tree["blocks"], _first)} for name, tree in specs.items()}
     elif weights == "merged" and "lora" in variables:
         blocks = jax.lax.map(
@@ -92,7 +93,8 @@ def by_layer(config: ModelConfig, variables: Any, merge: bool, join: bool = Fals
     blocks, adapters = _layers(config, params["blocks"]), ()
     if lora is not None:
         adapters = _layers(config, lora["blocks"])
-        names = {key.key for path, _ in jax.tree_util.tree_leaves_with_path(adapters[0]) for key in path}
+        one_period = {layer_name(i): adapter for i, adapter in enumerate(adapters[: config.period])}
+        names = {key.key for path, _ in jax.tree_util.tree_leaves_with_path(one_period) for key in path}
         join = join and names.issuperset(part for parts in JOINED.values() for part in parts)
     if merge and adapters:
         merged = []
@@ -139,7 +141,7 @@ def views(model: Transformer, variables: Any) -> Any:
 
     head = {"turned": turned(np.asarray(params["lm_head"]))} if turn and "lm_head" in params else {}
     arrays = jax.tree.map(np.asarray, params["blocks"])  # no copy: a slice of a NumPy array is a view of it
-    layers = [jax.tree.map(lambda x, i=i: x[i], arrays) for i in range(model.config.num_layers)]
+    layers = _layers(model.config, arrays)
     blocks = tuple(_turned(layer, turned, put) if turn else jax.tree.map(put, layer) for layer in layers)
     if "lora" in variables:  # its copy is small
         adapter = by_layer(model.config, {"params": {"blocks": {}}, "lora": variables["lora"]}, False)["lora"]
@@ -188,7 +190,14 @@ def is_large(config: ModelConfig) -> bool:
 
 
 def _layers(config: ModelConfig, blocks: Any) -> tuple[Any, ...]:
-    return tuple(jax.tree.map(lambda x, i=i: x[i], blocks) for i in range(config.num_layers))
+    """The tree of each layer, of stacked ones."""
+
+    def of_layer(layer):
+        number, place = divmod(layer, config.period)
+        stack = blocks.get(layer_name(place), {}) if config.period > 1 else blocks
+        return jax.tree.map(lambda x: x[number], stack)
+
+    return tuple(map(of_layer, range(config.num_layers)))
 
 
 def merged_kernel(config: ModelConfig, kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -240,21 +249,31 @@ def own_slots(variables: Any, kv: KeyValues | HeadKeyValues, rows: int) -> KeyVa
     """A cache of R `rows` or more for a loop that decodes R `rows`: by layer if the blocks are."""
     if not isinstance(variables["params"]["blocks"], tuple):
         return kv
-    rows = None if isinstance(kv, HeadKeyValues) else rows
-    return type(kv)(*(tuple(t[i : i + 1, :rows] for i in range(t.shape[0])) for t in kv))
+
+    def by_layer(t, rows):
+        return tuple(t[i : i + 1, :rows] for i in range(len(t)))
+
+    own_rows = None if isinstance(kv, HeadKeyValues) else rows
+    states = kv.states and States(*(by_layer(t, rows) for t in kv.states))
+    return type(kv)(by_layer(kv.k, own_rows), by_layer(kv.v, own_rows), states)
 
 
 def own_prefix(variables: Any, prefix: KeyValues | None) -> KeyValues | None:
     """A shared prefix for a loop that decodes: by layer if the blocks are."""
     if prefix is None or not isinstance(variables["params"]["blocks"], tuple):
         return prefix
-    return KeyValues(*(tuple(t[i] for i in range(t.shape[0])) for t in prefix))
+    return jax.tree.map(lambda t: tuple(t[i] for i in range(len(t))), prefix)
 
 
 def joined_slots(kv: KeyValues | HeadKeyValues, after: KeyValues | HeadKeyValues) -> KeyValues | HeadKeyValues:
     """`kv` with what `own_slots` gave the loop as it is after it."""
     if not isinstance(after.k, tuple):
         return after
-    for i, layer in enumerate(zip(*after)):
-        kv = type(kv)(*(t.at[i : i + 1, : new.shape[1]].set(new) for t, new in zip(kv, layer)))
-    return kv
+
+    def join(t, layers):
+        for i, new in enumerate(layers):
+            t = t.at[i : i + 1, : new.shape[1]].set(new)
+        return t
+
+    states = kv.states and States(*map(join, kv.states, after.states))
+    return type(kv)(join(kv.k, after.k), join(kv.v, after.v), states)

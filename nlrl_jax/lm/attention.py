@@ -26,21 +26,26 @@ def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> np.ndar
 
 
 def rotary_tables(config: ModelConfig, positions: jax.Array, sliding: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines for `positions` [B, L] as float32 [B, L, 1, D / 2], of a full or a sliding layer."""
+    """Cosines and sines for `positions` [B, L] as float32 [B, L, 1, `rotary_dim` / 2], of a full or a sliding layer."""
     theta, scaling = config.rope_theta, config.rope_scaling
     if sliding and config.local_rope_theta is not None:
         theta, scaling = config.local_rope_theta, None
-    frequencies = 1.0 / theta ** (np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    frequencies = 1.0 / theta ** (np.arange(0, config.rotary_dim, 2, dtype=np.float64) / config.rotary_dim)
     if isinstance(scaling, LinearRopeScaling):
         frequencies = frequencies / scaling.factor
     elif scaling is not None:
-        frequencies = frequencies * llama3_factors(scaling, theta, config.head_dim)
+        frequencies = frequencies * llama3_factors(scaling, theta, config.rotary_dim)
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Half-split rotary embedding of x [B, L, heads, D], in float32, returned in x's dtype."""
+    """Half-split rotary embedding of x [B, L, heads, D], in float32, returned in x's dtype.
+
+    Tables of fewer than D / 2 angles turn the first numbers of a head and leave the others as they are.
+    """
+    if (turned := 2 * cos.shape[-1]) < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :turned], cos, sin), x[..., turned:]], axis=-1)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)

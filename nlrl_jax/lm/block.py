@@ -1,11 +1,12 @@
-"""One layer of the decoder: attention, and an MLP or a mixture of them; `ModelConfig` says which, and which norms.
+"""One layer of the decoder: a mixer of tokens (attention or Gated DeltaNet), and an MLP or a mixture of them.
+
+`ModelConfig` says which, and which norms.
 
 Letters: B batch, L tokens, S cache slots, P prefix tokens, H model width, K key/value heads, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -13,91 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from nlrl_jax.lm import attention, blockwise, products
-from nlrl_jax.lm.cache import Cache, HeadKeyValues, KeyValues
+from nlrl_jax.lm import attention, blockwise
+from nlrl_jax.lm.cache import Cache, HeadKeyValues
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.delta_net import DeltaNet
 from nlrl_jax.lm.experts import Experts
-from nlrl_jax.lm.sharding import constrain, platform_of
-
-
-class Linear(nn.Module):
-    """x @ kernel (+ bias) (+ alpha / rank * x @ a @ b where the "lora" collection holds an adapter).
-
-    With `again`, which is x from `apart`, the adapter is one of `lm.acting`: already in `dtype`, alpha / rank within b.
-    """
-
-    config: ModelConfig
-    features: int
-    axes: tuple[str, str]
-    use_bias: bool = False
-
-    @nn.compact
-    def __call__(self, x: jax.Array, lora_x: jax.Array | None = None) -> jax.Array:
-        c, rank = self.config, self.config.lora.rank
-        init = nn.initializers.normal(0.02)
-        shape = (x.shape[-1], self.features)
-        if (turned := self.get_variable("params", "turned")) is not None:  # by `lm.acting`
-            y = products.few_rows(x, turned.astype(c.dtype)).astype(c.dtype)
-        else:
-            kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), shape, c.param_dtype)
-            y = x @ kernel.astype(c.dtype)
-        if self.use_bias:
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
-            y = y + self.param("bias", zeros, shape[1:], c.param_dtype).astype(c.dtype)
-        if self.is_initializing() or self.has_variable("lora", "a"):
-            a = self._adapter("a", nn.initializers.he_uniform(), (shape[0], rank), (self.axes[0], None))
-            b = self._adapter("b", nn.initializers.zeros, (rank, shape[1]), (None, self.axes[1]))
-            if lora_x is None:
-                scale = jnp.asarray(c.lora.alpha / rank, c.dtype)
-                y = y + products.low_rank(x, a.astype(c.dtype), b.astype(c.dtype)) * scale
-            else:
-                y = y + products.low_rank(lora_x, a, b)
-        return y
-
-    def _adapter(self, name: str, init: Any, shape: tuple[int, int], axes: tuple) -> jax.Array:
-        boxed = nn.with_logical_partitioning(init, axes)
-        return self.variable("lora", name, lambda: boxed(self.make_rng("params"), shape, jnp.float32)).value
-
-
-class RMSNorm(nn.Module):
-    config: ModelConfig
-    axis: str | None = "embed"
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        offset = self.config.norm_offset
-        init = nn.with_logical_partitioning(nn.initializers.zeros if offset else nn.initializers.ones, (self.axis,))
-        scale = self.param("scale", init, x.shape[-1:], self.config.param_dtype)
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.config.norm_eps)
-        if offset:
-            return (y * (1 + scale.astype(jnp.float32))).astype(x.dtype)
-        # Cast before the scale, as the reference models do.
-        return y.astype(x.dtype) * scale.astype(x.dtype)
-
-
-def activation_of(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
-    """The function of the MLP's gate."""
-    return {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}[config.activation]
-
-
-def apart(
-    x: jax.Array, copies: int, cache: Cache | None, mesh: Mesh | None, alone: bool = False
-) -> tuple[jax.Array, ...]:
-    """`x` [B, L, H] so many times, for products that XLA is not to join where it decodes on an accelerator.
-
-    It would write their weights side by side first, for every token: half of what decoding reads of Qwen2.5-3B. Those
-    of layers that are `alone` are not written for a prompt either, but on a mesh that gathers them: with the barriers
-    XLA takes 2.7 GiB more there (Qwen3-8B on eight H100s).
-    """
-    gathers = mesh is not None and mesh.shape["fsdp"] > 1
-    decodes = cache is not None and x.shape[1] == 1
-    if platform_of(mesh) == "cpu" or not (decodes or (alone and not gathers)):
-        return (x,) * copies
-    copies_of_x = [x]
-    for _ in range(copies):  # copies from one barrier would be taken for one
-        copies_of_x.append(jax.lax.optimization_barrier(copies_of_x[-1]))
-    return tuple(copies_of_x[1:])
+from nlrl_jax.lm.layers import Linear, RMSNorm, activation_of, apart
+from nlrl_jax.lm.sharding import constrain
 
 
 class View(NamedTuple):
@@ -136,7 +59,8 @@ class Attention(nn.Module):
         for_k, for_v, *for_lora = apart(x, 5, cache, self.mesh, self.alone)
         for_lora = for_lora if self.alone else (None,) * 3
         # Grouped-query attention: num_kv_heads keys and values serve num_heads queries.
-        of_q, of_k = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        heads_q, of_k = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        of_q = heads_q * (2 if c.gated_attention else 1)
         if self.get_variable("params", "qkv") is not None:  # joined by `lm.acting`
             qkv = Linear(c, of_q + 2 * of_k, ("embed", "heads"), c.qkv_bias, name="qkv")(x, for_lora[0])
             q, k, v = jnp.split(qkv, (of_q, of_q + of_k), axis=-1)
@@ -144,7 +68,8 @@ class Attention(nn.Module):
             q = Linear(c, of_q, ("embed", "heads"), c.qkv_bias, name="q")(x, for_lora[0])
             k = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="k")(for_k, for_lora[1])
             v = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="v")(for_v, for_lora[2])
-        q = q.reshape(B, L, c.num_heads, c.head_dim)
+        q = q.reshape(B, L, c.num_heads, of_q // c.num_heads)
+        q, gate = jnp.split(q, 2, axis=-1) if c.gated_attention else (q, None)  # side by side in each head
         k, v = (t.reshape(B, L, c.num_kv_heads, c.head_dim) for t in (k, v))
         if c.qk_norm:
             q, k = RMSNorm(c, None, name="q_norm")(q), RMSNorm(c, None, name="k_norm")(k)
@@ -154,50 +79,63 @@ class Attention(nn.Module):
         if cache is not None and isinstance(cache.kv, HeadKeyValues):
             start = (layer, 0, 0, cache.index, 0)
             heads = [t.transpose(2, 0, 1, 3)[None] for t in new]
-            kv = HeadKeyValues(*(jax.lax.dynamic_update_slice(old, t, start) for old, t in zip(cache.kv, heads)))
-            cache = cache._replace(kv=kv)
+            k, v = (jax.lax.dynamic_update_slice(old, t, start) for old, t in zip(cache.kv[:2], heads))
+            cache = cache._replace(kv=cache.kv._replace(k=k, v=v))
             # [K, B, S, D] to [B, S, K, D]: attention takes this back, and the compiler leaves out both.
-            k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False).transpose(1, 2, 0, 3) for t in kv)
+            k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False).transpose(1, 2, 0, 3) for t in (k, v))
         elif cache is not None:
             # Written in place: cache [layers, B, S, K, D], this layer's rows from slot `index` on.
             start = (layer, 0, cache.index, 0, 0)
-            kv = KeyValues(*(jax.lax.dynamic_update_slice(old, t[None], start) for old, t in zip(cache.kv, new)))
-            cache = cache._replace(kv=kv)
+            k, v = (jax.lax.dynamic_update_slice(old, t[None], start) for old, t in zip(cache.kv[:2], new))
+            cache = cache._replace(kv=cache.kv._replace(k=k, v=v))
             # Only the rows of this batch: the cache may have more.
-            k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False)[:B] for t in kv)
+            k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False)[:B] for t in (k, v))
         scale = c.query_pre_attn_scalar and c.query_pre_attn_scalar**-0.5
         if self.blocks:
             out = blockwise.attend(q, k, v, view.mask, self.blocks, prefix, view.prefix_mask, scale)
         else:
             out = attention.attend(q, k, v, view.mask, prefix, view.prefix_mask, scale)
-        out = out.reshape(B, L, c.num_heads * c.head_dim)
+        if c.gated_attention:
+            out = out * jax.nn.sigmoid(gate)
+        out = out.reshape(B, L, heads_q)
         for_lora = apart(out, 1, cache, self.mesh, self.alone)[0] if self.alone else None
         return Linear(c, c.hidden_size, ("heads", "embed"), name="o")(out, for_lora), new, cache
 
 
 class Block(nn.Module):
-    """One layer. `alone`: its weights are arrays of their own, and its adapter is one of `lm.acting`."""
+    """One layer. `alone`: its weights are arrays of their own, and its adapter is one of `lm.acting`.
+
+    is_linear, is_sparse: see `ModelConfig.kinds`.
+    """
 
     config: ModelConfig
     mesh: Mesh | None
     collect: bool
     blocks: blockwise.Blocks | None
+    is_linear: bool
+    is_sparse: bool
     alone: bool = False
 
     @nn.compact
-    def __call__(self, carry, prefix, layer, slides, views):
+    def __call__(self, carry, prefix, layer, slides, views, segments):
+        """carry: (x [B, L, H], cache) -> (the next carry, (k, v) or `States` of x if `collect`).
+
+        prefix: of this layer: (k, v) or `States`. layer: its number among those of the cache's stack.
+        """
         c = self.config
         x, cache = carry
-        view = view_of(views, slides)
         x = constrain(x, self.mesh, ("batch", "length", None))
-        out, kv, cache = Attention(c, self.mesh, self.blocks, self.alone, name="attention")(
-            RMSNorm(c, name="attention_norm")(x), view, prefix, cache, layer
-        )
+        h = RMSNorm(c, name="attention_norm")(x)
+        if self.is_linear:
+            out, new, cache = DeltaNet(c, self.mesh, self.alone, name="delta")(h, segments, prefix, cache, layer)
+        else:
+            attend = Attention(c, self.mesh, self.blocks, self.alone, name="attention")
+            out, new, cache = attend(h, view_of(views, slides), prefix, cache, layer)
         x = x + (RMSNorm(c, name="attention_out_norm")(out) if c.sandwich_norms else out)
         h = RMSNorm(c, name="mlp_norm")(x)
-        out = Experts(c, self.mesh, activation_of(c), name="experts")(h) if c.num_experts else self._mlp(h, cache)
+        out = Experts(c, self.mesh, activation_of(c), name="experts")(h) if self.is_sparse else self._mlp(h, cache)
         x = x + (RMSNorm(c, name="mlp_out_norm")(out) if c.sandwich_norms else out)
-        return (x, cache), (kv if self.collect else None)
+        return (x, cache), (new if self.collect else None)
 
     def _mlp(self, h: jax.Array, cache: Cache | None) -> jax.Array:
         """The gated MLP that all tokens go through, [B, L, H] -> [B, L, H]."""
@@ -214,3 +152,45 @@ class Block(nn.Module):
         h = constrain(activation_of(c)(gate) * up, self.mesh, ("batch", "length", "mlp"))
         last = apart(h, 1, cache, self.mesh, self.alone)[0] if self.alone else None
         return Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
+
+
+class Period(nn.Module):
+    """The layers of one `ModelConfig.period`, named by their place in it: what repeats where layers differ.
+
+    Arguments are those of `Block`, with one more axis in front where a layer has its own: of its kind's layers in the
+    period.
+    """
+
+    config: ModelConfig
+    mesh: Mesh | None
+    collect: bool
+    blocks: blockwise.Blocks | None
+    remat: bool
+
+    @nn.compact
+    def __call__(self, carry, prefix, number, slides, views, segments):
+        block = rematerialised(Block) if self.remat else Block
+        kinds, new = self.config.kinds, ([], [])
+        for place, (is_linear, is_sparse) in enumerate(kinds):
+            i, per_period = len(new[is_linear]), sum(kind[0] == is_linear for kind in kinds)
+            layer = block(
+                self.config, self.mesh, self.collect, self.blocks, is_linear, is_sparse, name=layer_name(place)
+            )
+            # Of attention and of linear layers there are stacks of their own: [False] and [True].
+            layer_prefix = prefix and jax.tree.map(lambda t, i=i: t[i], prefix[is_linear])
+            slide = None if slides is None else slides[place]
+            carry, kept = layer(carry, layer_prefix, number * per_period + i, slide, views, segments)
+            new[is_linear].append(kept)
+        if not self.collect:
+            return carry, None
+        return carry, tuple(jax.tree.map(lambda *t: jnp.stack(t), *kept) if kept else None for kept in new)
+
+
+def layer_name(place: int) -> str:
+    """What the layers at a place of each period are called in the tree of weights."""
+    return f"layer_{place}"
+
+
+def rematerialised(block: Any) -> Any:
+    """A block whose inner numbers are computed again in the backward pass."""
+    return nn.remat(block, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)

@@ -8,7 +8,18 @@ from typing import Any
 
 from nlrl_jax.config import check, option
 from nlrl_jax.lm import config_json
-from nlrl_jax.lm.families import FULL, LAYER_TYPES, SLIDING, LinearRopeScaling, RopeScaling
+from nlrl_jax.lm.families import (
+    DENSE,
+    FULL,
+    LAYER_TYPES,
+    LINEAR,
+    MLP_TYPES,
+    SLIDING,
+    SPARSE,
+    DeltaNetSizes,
+    LinearRopeScaling,
+    RopeScaling,
+)
 
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -37,8 +48,12 @@ class ModelConfig:
     sandwich_norms: outputs of attention and MLP are normed before they are added, too.
     scale_embeddings: the embeddings of tokens are multiplied by sqrt(hidden_size), rounded to `dtype`.
     query_pre_attn_scalar: queries are divided by its square root; by that of head_dim if None.
-    layer_types: "full_attention" or "sliding_attention" of each layer; () if all are full.
+    gated_attention: the output of attention is multiplied by the sigmoid of a gate, which the layer "q" makes too.
+    partial_rotary_factor: the part of each head that rotary embeddings turn, its first numbers.
+    layer_types: "full_attention", "sliding_attention" or "linear_attention" of each layer; () if all are full.
     sliding_window: tokens that a query of a sliding layer sees, itself included.
+    delta_net: sizes of linear layers, which are Gated DeltaNet's (`lm.delta_net`).
+    mlp_types: "sparse" (experts) or "dense" of each layer; () if all have experts, or all have none.
     num_experts: MLPs of a layer, of width `expert_size`; each token goes through `experts_per_token` of them
       (`lm.experts`). 0: one MLP for all tokens.
     renormalise_experts: the router's weights of a token's experts sum to 1.
@@ -66,8 +81,12 @@ class ModelConfig:
     sandwich_norms: bool = False
     scale_embeddings: bool = False
     query_pre_attn_scalar: float | None = None
+    gated_attention: bool = False
+    partial_rotary_factor: float = 1.0
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
+    delta_net: DeltaNetSizes | None = None
+    mlp_types: tuple[str, ...] = ()
     num_experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0
@@ -79,15 +98,22 @@ class ModelConfig:
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings need an even size")
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+            part = f" x {self.partial_rotary_factor:g}" if self.partial_rotary_factor != 1 else ""
+            raise ValueError(f"head_dim={self.head_dim}{part}: rotary embeddings need an even part of a head")
         for name, choices in (("dtype", DTYPES), ("param_dtype", DTYPES), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
-        if self.layer_types and len(self.layer_types) != self.num_layers:
-            raise ValueError(f"layer_types has {len(self.layer_types)} entries for num_layers={self.num_layers}")
-        for kind in set(self.layer_types) - set(LAYER_TYPES):
-            raise ValueError(f"layer_types holds {kind!r}; choose of {', '.join(LAYER_TYPES)}")
+        for name, choices in (("layer_types", LAYER_TYPES), ("mlp_types", MLP_TYPES)):
+            types = getattr(self, name)
+            if types and len(types) != self.num_layers:
+                raise ValueError(f"{name} has {len(types)} entries for num_layers={self.num_layers}")
+            for kind in set(types) - set(choices):
+                raise ValueError(f"{name} holds {kind!r}; choose of {', '.join(choices)}")
+        if LINEAR in self.layer_types and (self.delta_net is None or {*self.layer_types} == {LINEAR}):
+            raise ValueError(f"layer_types holds {LINEAR}, which needs delta_net and a layer of attention")
+        if SPARSE in self.mlp_types and not self.num_experts:
+            raise ValueError(f"mlp_types holds {SPARSE}, which needs num_experts")
         if SLIDING in self.layer_types and self.sliding_window is None:
             raise ValueError(f"layer_types holds {SLIDING}, which needs sliding_window")
 
@@ -99,15 +125,58 @@ class ModelConfig:
         """Number of weights, adapters not counted."""
         d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         # q and o; k and v; biases; q and k norms.
-        attention = d * q + 2 * d * kv + q * d + (q + 2 * kv) * self.qkv_bias + 2 * self.head_dim * self.qk_norm
+        wide_q = q * (1 + self.gated_attention)
+        attention = d * wide_q + 2 * d * kv + q * d + (wide_q + 2 * kv) * self.qkv_bias
+        attention += 2 * self.head_dim * self.qk_norm
+        linear = 0
+        if n := self.delta_net:
+            values = n.num_value_heads * n.value_head_dim
+            # qkv; z and out; a and b; the convolution; A_log and dt_bias; the norm.
+            linear = d * n.channels + 2 * d * values + 2 * d * n.num_value_heads + n.channels * n.conv_width
+            linear += 2 * n.num_value_heads + n.value_head_dim
         # gate, up and down; or those of each expert, and the router.
-        mlp = 3 * d * self.intermediate_size
-        if self.num_experts:
-            mlp = self.num_experts * (3 * d * self.expert_size + d)
+        dense = 3 * d * self.intermediate_size
+        sparse = self.num_experts * (3 * d * self.expert_size + d)
         # Two norms, or four.
-        block = attention + mlp + (4 if self.sandwich_norms else 2) * d
+        blocks = self.num_layers * (4 if self.sandwich_norms else 2) * d
+        blocks += self.num_linear_layers * linear + self.num_attention_layers * attention
+        num_sparse = self.mlp_types.count(SPARSE) if self.mlp_types else self.num_layers * (self.num_experts > 0)
+        blocks += num_sparse * sparse + (self.num_layers - num_sparse) * dense
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
-        return embeddings + self.num_layers * block + d
+        return embeddings + blocks + d
+
+    @property
+    def kinds(self) -> tuple[tuple[bool, bool], ...]:
+        """Of each layer of one `period`, whether it is linear, not attention, and whether it has experts, not one MLP.
+
+        Layers of different kinds have different weights."""
+        n = self.num_layers
+        if LINEAR not in self.layer_types and not self.mlp_types:
+            return ((False, self.num_experts > 0),)
+        linear = [kind == LINEAR for kind in self.layer_types or (FULL,) * n]
+        sparse = [kind == SPARSE for kind in self.mlp_types or (SPARSE if self.num_experts else DENSE,) * n]
+        kinds = tuple(zip(linear, sparse, strict=True))
+        return next(kinds[:p] for p in range(1, n + 1) if n % p == 0 and kinds == kinds[:p] * (n // p))
+
+    @property
+    def period(self) -> int:
+        """Layers after which the kinds of layers repeat, a divisor of their number."""
+        return len(self.kinds)
+
+    @property
+    def num_linear_layers(self) -> int:
+        """Layers with a recurrent state in place of keys and values."""
+        return self.layer_types.count(LINEAR)
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.num_layers - self.num_linear_layers
+
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of a head that rotary embeddings turn."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def window(self) -> int | None:

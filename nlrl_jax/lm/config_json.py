@@ -11,13 +11,16 @@ from typing import Any
 
 from nlrl_jax.lm.families import (
     ARCHITECTURES,
+    DENSE,
     FAMILIES,
     FULL,
     LARGEST,
-    LAYER_TYPES,
+    LINEAR,
     MODEL_TYPES,
     SLIDING,
+    SPARSE,
     WITH_VISION,
+    DeltaNetSizes,
     Family,
     LinearRopeScaling,
     RopeScaling,
@@ -60,7 +63,8 @@ def read(hf: Mapping[str, Any]) -> dict[str, Any]:
         sliding_window=window,
         layer_types=_layer_types(hf, family, layers, window),
         **_query_scalar(hf, defaults),
-        **_experts(hf, defaults),
+        **_experts(hf, defaults, layers),
+        **_delta_net(hf, defaults),
         **family.fields,
     )
 
@@ -71,6 +75,8 @@ def write(config: Any) -> dict[str, Any]:
     family = FAMILIES[model_type]
     scaling = _written_scaling(config.rope_scaling)
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default", **(scaling or {})}
+    if "partial_rotary_factor" in family.defaults:
+        rope["partial_rotary_factor"] = config.partial_rotary_factor
     if config.local_rope_theta is not None:
         # One for each type of layer; a scaling is that of full layers.
         rope = {FULL: rope, SLIDING: {"rope_theta": config.local_rope_theta, "rope_type": "default"}}
@@ -104,12 +110,17 @@ def write(config: Any) -> dict[str, Any]:
             "num_experts_per_tok": config.experts_per_token,
             "moe_intermediate_size": config.expert_size,
             "norm_topk_prob": config.renormalise_experts,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [layer for layer, kind in enumerate(config.mlp_types) if kind == DENSE],
         }
+    if config.delta_net is not None:
+        sizes = config.delta_net
+        contents |= {key: getattr(sizes, name) for name, key in _DELTA_NET.items()}
     if family.sliding != "none":
         contents["sliding_window"] = config.sliding_window
     if family.sliding == "max_window_layers":
         contents |= {"use_sliding_window": config.sliding_window is not None}
-    if family.sliding not in ("none", "all"):
+    if family.sliding not in ("none", "all") or family.linear:
         contents["layer_types"] = list(config.layer_types or (FULL,) * config.num_layers)
     return contents
 
@@ -225,27 +236,32 @@ def _layer_types(hf: Mapping[str, Any], family: Family, layers: int, window: int
     """The kind of each layer; () where all layers see everything."""
     all_slide = family.sliding == "all" and window is not None
     # Families whose layers are all alike do not read the list, so that it must say what they do.
-    is_alike = family.sliding in ("none", "all")
-    choices = (SLIDING if all_slide else FULL,) if is_alike else LAYER_TYPES
+    is_alike = family.sliding in ("none", "all") and not family.linear
+    choices = (SLIDING if all_slide else FULL,) if is_alike else (FULL, LINEAR if family.linear else SLIDING)
     if listed := hf.get("layer_types"):
         if not isinstance(listed, list) or len(listed) != layers or not {*listed} <= {*choices}:
             choice = f"only {choices[0]}" if is_alike else " or ".join(choices)
             raise ValueError(f"layer_types={listed!r:.200} is not implemented; {choice} in all {layers} is")
-        return tuple(listed) if SLIDING in listed else ()
-    if window is None and family.sliding != "sliding_window_pattern" or family.sliding == "none":
+        return tuple(listed) if {*listed} != {FULL} else ()
+    if is_alike and not all_slide or family.sliding == "max_window_layers" and window is None:
         return ()
-    if layers > MOST_LAYERS:  # of a damaged file: no list of so many is made
-        raise ValueError(f"num_hidden_layers is {layers}; it must be a whole number from 1 to {MOST_LAYERS}")
+    _check_listable(layers)
     if family.sliding == "max_window_layers":
         first = _size({"max_window_layers": family.defaults["max_window_layers"], **hf}, "max_window_layers")
-        slides = [layer >= first for layer in range(layers)]
-    elif family.sliding == "sliding_window_pattern":
-        # Every sixth layer sees everything.
-        pattern = _size(hf, "sliding_window_pattern", family.defaults["sliding_window_pattern"])
-        slides = [(layer + 1) % pattern > 0 for layer in range(layers)]
+        is_full = [layer < first for layer in range(layers)]
+    elif family.sliding == "sliding_window_pattern" or family.linear:
+        # Every sixth layer, say, sees everything.
+        name = "full_attention_interval" if family.linear else "sliding_window_pattern"
+        interval = _size(hf, name, family.defaults[name])
+        is_full = [(layer + 1) % interval == 0 for layer in range(layers)]
     else:
-        slides = [True] * layers
-    return tuple(SLIDING if slide else FULL for slide in slides) if any(slides) else ()
+        is_full = [False] * layers
+    return () if all(is_full) else tuple(FULL if full else choices[-1] for full in is_full)
+
+
+def _check_listable(layers: int) -> None:
+    if layers > MOST_LAYERS:  # of a damaged file: no list of so many is made
+        raise ValueError(f"num_hidden_layers is {layers}; it must be a whole number from 1 to {MOST_LAYERS}")
 
 
 def _query_scalar(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, float]:
@@ -254,7 +270,7 @@ def _query_scalar(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
     return {name: _number(hf, name, defaults[name])} if name in defaults else {}
 
 
-def _experts(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _experts(hf: Mapping[str, Any], defaults: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The fields of a mixture of experts, where the family is one. transformers 5 writes `num_local_experts`."""
     if "num_experts" not in defaults:
         return {}
@@ -264,7 +280,38 @@ def _experts(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, An
         experts_per_token=_size(hf, "num_experts_per_tok", defaults["num_experts_per_tok"]),
         expert_size=_size(hf, "moe_intermediate_size", defaults["moe_intermediate_size"]),
         renormalise_experts=_flag(hf, "norm_topk_prob", defaults["norm_topk_prob"]),
+        mlp_types=_mlp_types(hf, layers),
     )
+
+
+def _mlp_types(hf: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """Which layers have experts: every `decoder_sparse_step`-th that is not listed; () where all have."""
+    step, dense_layers = _size(hf, "decoder_sparse_step", 1), hf.get("mlp_only_layers") or []
+    if not isinstance(dense_layers, list) or not all(type(layer) is int for layer in dense_layers):
+        raise ValueError(f"mlp_only_layers is {dense_layers!r:.200}; it must be a list of layers' numbers")
+    if step == 1 and not dense_layers:
+        return ()
+    _check_listable(layers)
+    is_sparse = [layer not in dense_layers and (layer + 1) % step == 0 for layer in range(layers)]
+    if not any(is_sparse):
+        raise ValueError(f"decoder_sparse_step={step} and mlp_only_layers leave none of {layers} layers with experts")
+    return () if all(is_sparse) else tuple(SPARSE if sparse else DENSE for sparse in is_sparse)
+
+
+_DELTA_NET = {  # field of `DeltaNetSizes` -> key
+    "num_key_heads": "linear_num_key_heads",
+    "num_value_heads": "linear_num_value_heads",
+    "key_head_dim": "linear_key_head_dim",
+    "value_head_dim": "linear_value_head_dim",
+    "conv_width": "linear_conv_kernel_dim",
+}
+
+
+def _delta_net(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of linear layers, where the family has them."""
+    if "linear_num_key_heads" not in defaults:
+        return {}
+    return dict(delta_net=DeltaNetSizes(**{name: _size(hf, key, defaults[key]) for name, key in _DELTA_NET.items()}))
 
 
 def _rope(hf: Mapping[str, Any], defaults: Mapping[str, Any], max_positions: int) -> dict[str, Any]:
@@ -282,17 +329,21 @@ def _rope(hf: Mapping[str, Any], defaults: Mapping[str, Any], max_positions: int
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise ValueError(f"{name} for each type of layer ({', '.join(rope)}) is not implemented; one for all layers is")
     theta = _number({"rope_theta": defaults["rope_theta"], **hf, **rope}, "rope_theta")
-    _refuse_partial({**hf, **rope})
-    return dict(rope_theta=theta, rope_scaling=_scaling(hf, name, rope, max_positions))
+    partial = {}
+    if "partial_rotary_factor" in defaults:
+        partial = dict(
+            partial_rotary_factor=_number({**hf, **rope}, "partial_rotary_factor", defaults["partial_rotary_factor"])
+        )
+    else:
+        _refuse_partial({**hf, **rope})
+    return dict(rope_theta=theta, rope_scaling=_scaling(hf, name, rope, max_positions), **partial)
 
 
 def _rope_by_type(hf: Mapping[str, Any], defaults: Mapping[str, Any], name: str, max_positions: int) -> dict[str, Any]:
     """`_rope` where full and sliding layers have their own."""
     by_type = hf.get("rope_parameters") or {}
-    if any(kind not in LAYER_TYPES or not isinstance(rope, Mapping | None) for kind, rope in by_type.items()):
-        raise ValueError(
-            f"rope_parameters={by_type!r:.200} is not implemented; one for each of {', '.join(LAYER_TYPES)}"
-        )
+    if any(kind not in (FULL, SLIDING) or not isinstance(rope, Mapping | None) for kind, rope in by_type.items()):
+        raise ValueError(f"rope_parameters={by_type!r:.200} is not implemented; one for each of {FULL}, {SLIDING}")
     # An older file's scaling is added to what a newer one says of full layers; sliding layers have none.
     full = {**(by_type.get(FULL) or {}), **(hf.get("rope_scaling") or {})}
     local = by_type.get(SLIDING) or {}

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from nlrl_jax.lm import acting
-from nlrl_jax.lm.cache import Cache, HeadKeyValues, KeyValues, num_slots, prefix_length
+from nlrl_jax.lm.cache import Cache, HeadKeyValues, KeyValues, States, empty_states, num_slots, prefix_length
 from nlrl_jax.lm.sampling import sample_token
 from nlrl_jax.lm.sharding import shardings, spec
 from nlrl_jax.lm.transformer import Transformer
@@ -55,6 +55,7 @@ _KV_AXES = {
     KeyValues: (None, "batch", None, "kv_heads", None),
     HeadKeyValues: (None, "kv_heads", "batch", None, None),
 }
+_STATE_AXES = States((None, "batch", None, None), (None, "batch", "heads", None, None))
 
 
 def placed_kv(kv: KeyValues | HeadKeyValues, mesh: Mesh | None) -> KeyValues | HeadKeyValues:
@@ -62,7 +63,8 @@ def placed_kv(kv: KeyValues | HeadKeyValues, mesh: Mesh | None) -> KeyValues | H
     if mesh is None:
         return kv
     axes = spec(_KV_AXES[type(kv)])
-    return jax.lax.with_sharding_constraint(kv, shardings(kv, jax.tree.map(lambda _: axes, kv), mesh))
+    states = None if kv.states is None else States(*map(spec, _STATE_AXES))
+    return jax.lax.with_sharding_constraint(kv, shardings(kv, type(kv)(axes, axes, states), mesh))
 
 
 def placed(rows: Rows, mesh: Mesh | None) -> Rows:
@@ -83,11 +85,11 @@ def empty_rows(model: Transformer, num: int, slots: int, max_tokens: int) -> Row
     """R = `num` free rows with W = `slots` and N = `max_tokens`."""
     zeros = jnp.zeros((num,), jnp.int32)
     c = model.config
-    kv = jnp.zeros((c.num_layers, c.num_kv_heads, num, slots, c.head_dim), c.dtype)
+    kv = jnp.zeros((c.num_attention_layers, c.num_kv_heads, num, slots, c.head_dim), c.dtype)
     tokens = jnp.zeros((num, max_tokens), jnp.int32)
     log_probs, ended = jnp.zeros((num, max_tokens)), jnp.zeros((num,), bool)
     state = jnp.int32(0), zeros, zeros, zeros, tokens, zeros, log_probs, zeros, ended
-    return placed(Rows(HeadKeyValues(kv, kv), *state), model.mesh)
+    return placed(Rows(HeadKeyValues(kv, kv, empty_states(c, num)), *state), model.mesh)
 
 
 def decode(

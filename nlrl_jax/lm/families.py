@@ -1,4 +1,4 @@
-"""The families of decoders, one row each: Llama 2/3/3.1, Qwen2/2.5, Qwen3, Qwen3-MoE, Mistral, Gemma, Gemma 3.
+"""The families of decoders, one row each: Llama 2/3/3.1, Qwen2/2.5, Qwen3, Qwen3-MoE, Qwen3.5, Mistral, Gemma, Gemma 3.
 
 A new family is a row of `FAMILIES`: what its models share, what a key means that a `config.json` lacks (both for
 `ModelConfig`, by `lm.config_json`), and which keys would be refused.
@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 LARGEST = 2**31 - 1  # of a size or a position
-FULL, SLIDING = LAYER_TYPES = "full_attention", "sliding_attention"
+# What mixes the tokens of a layer, and what each of them then goes through.
+FULL, SLIDING, LINEAR = LAYER_TYPES = "full_attention", "sliding_attention", "linear_attention"
+DENSE, SPARSE = MLP_TYPES = "dense", "sparse"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,35 @@ class LinearRopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeltaNetSizes:
+    """Sizes of layers of Gated DeltaNet (`lm.delta_net`).
+
+    num_key_heads, num_value_heads: the second is a multiple of the first.
+    key_head_dim, value_head_dim: of one head. conv_width: taps of the causal convolution.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_width: int = 4
+
+    def __post_init__(self):
+        if self.num_value_heads % self.num_key_heads:
+            raise ValueError(
+                f"{self.num_value_heads} value heads of linear attention are not a multiple of its "
+                f"{self.num_key_heads} key heads"
+            )
+        if self.conv_width < 2:
+            raise ValueError(f"the convolution of linear attention has {self.conv_width} taps; it must have 2 or more")
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that the convolution goes over: queries, keys and values of all heads."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
     """One family of models.
 
@@ -55,6 +86,7 @@ class Family:
     supported: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     written: tuple[str, ...] = ("hidden_act", "attention_bias")
     sliding: str = "none"
+    linear: bool = False
 
 
 # Of every family: keys whose other values would change the numbers.
@@ -118,9 +150,32 @@ FAMILIES = {  # by `model_type`
             norm_topk_prob=False,
             use_sliding_window=False,
         ),
-        # Every layer has experts.
-        supported={**_SILU, "use_sliding_window": (False,), "decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
-        written=("hidden_act", "attention_bias", "decoder_sparse_step", "mlp_only_layers"),
+        supported={**_SILU, "use_sliding_window": (False,)},
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5ForCausalLM",
+        fields=dict(qk_norm=True, norm_offset=True, gated_attention=True),
+        defaults=dict(
+            vocab_size=248320,
+            hidden_size=4096,
+            intermediate_size=12288,
+            num_hidden_layers=32,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            head_dim=256,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-6,
+            rope_theta=10000.0,
+            partial_rotary_factor=0.25,
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            linear_conv_kernel_dim=4,
+            full_attention_interval=4,
+        ),
+        supported={**_SILU, "attn_output_gate": (True,), "mlp_only_layers": ([],)},
+        linear=True,
     ),
     "mistral": Family(
         "MistralForCausalLM",
@@ -187,4 +242,7 @@ FAMILIES = {  # by `model_type`
 MODEL_TYPES = {kind: family.architecture for kind, family in FAMILIES.items()}
 ARCHITECTURES = tuple(MODEL_TYPES.values())
 # Models that see, too: `model_type` -> (architecture, `model_type` of their "text_config", which alone is read).
-WITH_VISION = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}
+WITH_VISION = {
+    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+}

@@ -51,7 +51,7 @@ def left_pad(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
 
 
 def compute_prefix(model: Transformer, variables: Any, tokens: jax.Array) -> KeyValues | None:
-    """Keys and values [layers, P, K, D] of a prefix that all rows share; None for an empty one.
+    """Keys and values [layers, P, K, D], and states, of a prefix that all rows share; None for an empty one.
 
     Differentiable: gradients with respect to `variables` flow through it exactly.
     """
@@ -60,7 +60,7 @@ def compute_prefix(model: Transformer, variables: Any, tokens: jax.Array) -> Key
         return None
     positions = jnp.arange(tokens.shape[0])
     _, kv = model.apply(variables, tokens[None], positions[None], collect=True)
-    return KeyValues(kv.k[:, 0], kv.v[:, 0])
+    return jax.tree.map(lambda t: t[:, 0], kv)
 
 
 def prefill(
@@ -68,7 +68,7 @@ def prefill(
 ) -> tuple[KeyValues, jax.Array]:
     """Reads left-padded prompts int32 [M, S] of `lengths` [M] (each at least 1), after the prefix.
 
-    Returns: keys and values [layers, M, S, K, D], and the hidden states [M, H] of the last tokens.
+    Returns: keys and values [layers, M, S, K, D], with the states, and the hidden states [M, H] of the last tokens.
     """
     S = prompts.shape[1]
     slots, pad = jnp.arange(S), (S - lengths)[:, None]
@@ -172,7 +172,7 @@ def _read_all(model, variables, prompts, lengths, N, prefix) -> tuple[KeyValues,
     B, S = prompts.shape
     slots, pad = jnp.arange(S + N), (S - lengths)[:, None]
     positions = prefix_length(prefix) + jnp.maximum(slots[:S] - pad, 0)
-    cache = empty_cache(model.config, B, S + N)._replace(index=np.int32(0))  # known here: see `blockwise.Blocks`
+    cache = empty_cache(model.config, B, S + N, prefix)._replace(index=np.int32(0))  # known: see `blockwise.Blocks`
     hidden, cache = model.apply(variables, prompts, positions, valid=slots >= pad, cache=cache, prefix=prefix)
     return cache.kv, hidden[:, -1]
 
@@ -199,23 +199,31 @@ def _read_distinct(model, variables, prompts, lengths, N, prefix, active, order)
         def put(cache, new):
             return jax.lax.dynamic_update_slice(cache, new, (0, at) + (0,) * (cache.ndim - 2))
 
-        return n + block, KeyValues(*map(put, kv, block_kv)), hidden.at[at + jnp.arange(block)].set(block_hidden)
+        return n + block, jax.tree.map(put, kv, block_kv), hidden.at[at + jnp.arange(block)].set(block_hidden)
 
     config = model.config
     kv, hidden = empty_cache(config, B, S + N).kv, jnp.zeros((B, config.hidden_size), config.dtype)
     _, kv, hidden = jax.lax.while_loop(unread, read_block, (jnp.int32(0), kv, hidden))
     source = jnp.maximum(place[first[order]], 0)  # inactive rows take anything: their limit is 0
-    return _take_rows(kv, source, config.num_layers, S), hidden[source]
+    return _take_rows(kv, source, True, S), hidden[source]
 
 
-def _take_rows(kv: KeyValues, source: jax.Array, layers: jax.Array | int, slots: int | None = None) -> KeyValues:
-    """Puts the rows `source` in front, in place: all layers at once would take the memory twice."""
+def _take_rows(kv: KeyValues, source: jax.Array, moves: jax.Array | bool, slots: int | None = None) -> KeyValues:
+    """Puts the rows `source` in front, in place: all layers at once would take the memory twice. Without `moves` all
+    stay."""
 
-    def take(i, t):
+    def take(i, t, slots=None):
         rows = jax.lax.dynamic_index_in_dim(t, i)[:, :, :slots].take(source, axis=1, mode="clip")
-        return jax.lax.dynamic_update_slice(t, rows, (i, 0, 0, 0, 0))
+        return jax.lax.dynamic_update_slice(t, rows, (i, *[0] * (t.ndim - 1)))
 
-    return jax.lax.fori_loop(0, layers, lambda i, kv: KeyValues(*(take(i, t) for t in kv)), kv)
+    def layers(stack):
+        return len(stack) if moves is True else jnp.where(moves, len(stack), 0)
+
+    k, v = jax.lax.fori_loop(0, layers(kv.k), lambda i, kv: [take(i, t, slots) for t in kv], [kv.k, kv.v])
+    states = kv.states
+    if states is not None:
+        states = jax.lax.fori_loop(0, layers(states.conv), lambda i, s: jax.tree.map(lambda t: take(i, t), s), states)
+    return KeyValues(k, v, states)
 
 
 def _bring_to_front(rows: Rows, size: int) -> Rows:
@@ -223,8 +231,7 @@ def _bring_to_front(rows: Rows, size: int) -> Rows:
     runs = running(rows)
     moves = jnp.any(runs[size:])
     order = jnp.where(moves, jnp.argsort(~runs), jnp.arange(len(runs)))
-    layers = jnp.where(moves, rows.kv.k.shape[0], 0)
-    kv = _take_rows(rows.kv, order[:size], layers)
+    kv = _take_rows(rows.kv, order[:size], moves)
     return jax.tree.map(lambda x: x[order], rows._replace(kv=None, index=None))._replace(kv=kv, index=rows.index)
 
 

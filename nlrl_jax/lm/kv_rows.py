@@ -6,8 +6,9 @@
     rows = admit(rows, load(pool, slots), FreshRows(...), ...)      # texts into free rows, to be continued by `decode`
     rows = bring_together(rows, which)                              # the rows that still run, into a smaller batch
 
-The pool holds one token per slot. Rows are right-aligned: a text's last token stands in the last of its S slots, so
-that all rows of a program read or write the same slot.
+The pool holds one token per slot, and snapshots: the states of linear layers as they are after whole texts. Rows are
+right-aligned: a text's last token stands in the last of its S slots, so that all rows of a program read or write the
+same slot.
 
 Letters: A texts, R rows, S slots of a text, C tokens of a chunk, W slots of a row, P prefix tokens, Z slots of the
 pool, Q tokens that are stored or scored, U distinct hidden states, K key/value heads, D head size, H width.
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nlrl_jax.lm.cache import Cache, HeadKeyValues, KeyValues, num_slots, prefix_length
+from nlrl_jax.lm.cache import Cache, HeadKeyValues, KeyValues, empty_states, num_slots, prefix_length
 from nlrl_jax.lm.decode import Rows, placed, placed_kv
 from nlrl_jax.lm.transformer import Transformer
 
@@ -42,18 +43,30 @@ class FreshRows(NamedTuple):
     draw: jax.Array
 
 
-def empty_pool(model: Transformer, slots: int) -> HeadKeyValues:
-    """Keys and values [layers, K, Z, D] of no token; on a mesh whole on each of its devices."""
+def empty_pool(model: Transformer, slots: int, prefix: KeyValues | None = None, snapshots: int = 1) -> HeadKeyValues:
+    """Keys and values [layers, K, Z, D] of no token; on a mesh whole on each of its devices.
+
+    Snapshots of states [layers, snapshots, ...] are those of a text without tokens, after the prefix; the first stays.
+    """
     c = model.config
-    zeros = jnp.zeros((c.num_layers, c.num_kv_heads, slots, c.head_dim), c.dtype)
+    zeros = jnp.zeros((c.num_attention_layers, c.num_kv_heads, slots, c.head_dim), c.dtype)
+    pool = HeadKeyValues(zeros, zeros.copy(), empty_states(c, snapshots, prefix))
     if model.mesh is not None:
-        zeros = jax.lax.with_sharding_constraint(zeros, NamedSharding(model.mesh, PartitionSpec()))
-    return HeadKeyValues(zeros, zeros.copy())
+        pool = jax.lax.with_sharding_constraint(pool, NamedSharding(model.mesh, PartitionSpec()))
+    return pool
 
 
-def load(pool: HeadKeyValues, slots_AS: jax.Array, mesh: Mesh | None = None) -> HeadKeyValues:
-    """Keys and values [layers, K, A, S, D] of slots int32 [A, S]; any token's where a slot is -1."""
+def load(
+    pool: HeadKeyValues, slots_AS: jax.Array, mesh: Mesh | None = None, snapshots_A: jax.Array | None = None
+) -> HeadKeyValues:
+    """Keys and values [layers, K, A, S, D] of slots int32 [A, S]; any token's where a slot is -1.
+
+    Args:
+      snapshots_A: int32, of the states of each text; the first if None.
+    """
     chex.assert_rank(slots_AS, 2)
+    if pool.states is not None and snapshots_A is None:
+        snapshots_A = jnp.zeros(len(slots_AS), jnp.int32)
 
     def gather(t):
         layers, K, Z, D = t.shape
@@ -61,7 +74,8 @@ def load(pool: HeadKeyValues, slots_AS: jax.Array, mesh: Mesh | None = None) -> 
         tokens = t.reshape(layers * K, Z, D).at[:, slots_AS].get(mode="clip")
         return tokens.reshape(layers, K, *slots_AS.shape, D)
 
-    return placed_kv(HeadKeyValues(*map(gather, pool)), mesh)
+    states = pool.states and jax.tree.map(lambda t: t.at[:, snapshots_A].get(mode="clip"), pool.states)
+    return placed_kv(HeadKeyValues(gather(pool.k), gather(pool.v), states), mesh)
 
 
 def store(
@@ -78,7 +92,7 @@ def store(
         new = old.at[:, :, slots_Q].set(tokens, mode="drop")
         return new if mesh is None else jax.lax.with_sharding_constraint(new, NamedSharding(mesh, PartitionSpec()))
 
-    return HeadKeyValues(*map(put, pool, kv))
+    return HeadKeyValues(put(pool.k, kv.k), put(pool.v, kv.v), pool.states)
 
 
 def read(
@@ -93,7 +107,7 @@ def read(
     """Reads a chunk of each text -> (hidden states [A, C, H], `kv` with the chunk in it).
 
     Args:
-      kv: [layers, K, A, S, D], what is known up to slot `index`.
+      kv: [layers, K, A, S, D], what is known up to slot `index`, with the states at that slot.
       tokens_AC: int32, the tokens of slots `index` to `index` + C.
       index: int32 []. start_A: int32, the slot of each text's first token; what stands before it is padding.
       prefix: what comes before all texts.
@@ -124,7 +138,8 @@ def admit(
     """Puts texts into rows and moves the cache so that the next step writes slot `index`.
 
     Args:
-      kv: [layers, K, A, S, D], the texts, right-aligned; what stands in a text's last slot is not read.
+      kv: [layers, K, A, S, D], the texts, right-aligned; what stands in a text's last slot is not read, and its states
+        are those before that slot.
       limit: int32 [], tokens of a new reply at most (N or fewer).
       index: int32 [], S - 1 or more, and at least `rows.index - rows.start` of each row that still runs.
       mesh: the model's, where all of this lies.
@@ -140,6 +155,9 @@ def admit(
         window = jnp.where(is_new_R[:, None, None], texts[:, :, text_R], window)
         return jax.lax.dynamic_update_slice(old, window, corner)
 
+    def insert_states(old, texts):  # [layers, R, ...] and [layers, A, ...]: a state has no slots to move
+        return jnp.where(is_new_R.reshape(1, -1, *[1] * (old.ndim - 2)), texts[:, text_R], old)
+
     def roll_layer(i, kv):
         # What wraps around lies outside of every running row.
         return [t.at[i].set(jnp.roll(t[i], move, axis=2)) for t in kv]
@@ -149,9 +167,10 @@ def admit(
 
     # By layer and in place: with all layers at once, or under a `cond`, XLA copies the cache even if nothing moves.
     layers = jnp.where(move == 0, 0, rows.kv.k.shape[0])
-    rolled = jax.lax.fori_loop(0, layers, roll_layer, list(rows.kv))
+    rolled = jax.lax.fori_loop(0, layers, roll_layer, list(rows.kv[:2]))
+    states = rows.kv.states and jax.tree.map(insert_states, rows.kv.states, kv.states)
     after = Rows(
-        kv=HeadKeyValues(*map(insert, rolled, kv)),
+        kv=HeadKeyValues(*map(insert, rolled, kv[:2]), states),
         index=index,
         start=fresh(jnp.maximum(rows.start + move, 0), index + 1 - new.lengths),
         draw=fresh(rows.draw, new.draw),
@@ -169,4 +188,6 @@ def bring_together(rows: Rows, which_r: jax.Array, mesh: Mesh | None = None) -> 
     """The rows of these numbers, int32 [r], as a smaller batch; R, the number of all, is a row that does not run."""
     chosen = jax.tree.map(lambda t: t.at[which_r].get(mode="clip"), rows._replace(kv=None, index=None))
     chosen = chosen._replace(limit=jnp.where(which_r < len(rows.limit), chosen.limit, 0), index=rows.index)
-    return placed(chosen._replace(kv=HeadKeyValues(*(t.at[:, :, which_r].get(mode="clip") for t in rows.kv))), mesh)
+    k, v = (t.at[:, :, which_r].get(mode="clip") for t in rows.kv[:2])
+    states = rows.kv.states and jax.tree.map(lambda t: t.at[:, which_r].get(mode="clip"), rows.kv.states)
+    return placed(chosen._replace(kv=HeadKeyValues(k, v, states)), mesh)

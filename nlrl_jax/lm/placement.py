@@ -9,6 +9,7 @@ import optax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from nlrl_jax.lm.block import layer_name
 from nlrl_jax.lm.sharding import shardings
 from nlrl_jax.lm.transformer import Transformer, init_lora, param_specs
 
@@ -104,14 +105,15 @@ def gathered(model: Transformer, variables: Any, specs: Any = None) -> Any:
         return jax.tree.unflatten(jax.tree.structure(tree), gathered_trees)
 
     def of(tree, specs, after):
-        # Specs of one layer: those of stacked blocks without their leading "layers".
+        # Specs of one layer, or of a period of them: those of stacked blocks without their leading "layers".
         layer = jax.tree.map(
             lambda p: PartitionSpec(*p[1:]), specs["blocks"], is_leaf=lambda p: isinstance(p, PartitionSpec)
         )
+        period = model.config.period
         if isinstance(tree["blocks"], tuple):
             blocks = []
-            for block in tree["blocks"]:
-                blocks.append(bring(block, layer, after))
+            for i, block in enumerate(tree["blocks"]):
+                blocks.append(bring(block, layer if period == 1 else layer[layer_name(i % period)], after))
                 after = jax.tree.leaves(blocks[-1])[-1:]
             blocks = tuple(blocks)
         else:

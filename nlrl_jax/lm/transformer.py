@@ -1,11 +1,12 @@
-"""One Flax decoder for Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral, Gemma and Gemma 3; `ModelConfig` says which.
+"""One Flax decoder for all of `lm.families`; `ModelConfig` says which.
 
     model = Transformer(config)
     hidden, _ = model.apply({"params": base, "lora": lora}, tokens, positions, valid)
     logits = model.apply({"params": base}, hidden, method="unembed")
 
 Leaving the "lora" collection out switches the adapters off: that *is* the reference model.
-Blocks are stacked along a leading "layers" axis and run under one `scan`, or are a tuple with one entry per layer
+Blocks are stacked along a leading "layers" axis and run under one `scan`: those of all layers, or where layers differ
+in kind, of each place in a period of them ("layer_0", "layer_1", ...). Or they are a tuple with one entry per layer
 (`lm.acting`) and run one after another.
 Letters: B batch, L tokens, S cache slots, P prefix tokens, H model width, K key/value heads, D head size, V vocabulary.
 """
@@ -22,10 +23,11 @@ from jax.sharding import Mesh
 
 from nlrl_jax.arrays import expect, present
 from nlrl_jax.lm import attention, blockwise, products
-from nlrl_jax.lm.block import Block, RMSNorm, View
-from nlrl_jax.lm.cache import Cache, KeyValues, num_slots
+from nlrl_jax.lm.block import Block, Period, View, rematerialised
+from nlrl_jax.lm.cache import Cache, KeyValues, States, num_slots
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.families import LARGEST
+from nlrl_jax.lm.layers import RMSNorm
 from nlrl_jax.lm.sharding import constrain, lookup, spec
 
 
@@ -66,15 +68,18 @@ class Transformer(nn.Module):
           cache: slots to read and to write this call's L tokens into, at `cache.index`.
           prefix: keys and values of a prefix that all rows share.
           collect: return the keys and values of these tokens (then `cache` must be None).
-          segments: int [B, L], which sequence of its row a token belongs to, without a cache: none sees another.
+          segments: int [B, L], which sequence of its row a token belongs to, without a cache: none sees another. With
+            linear layers sequences have no gaps, and those of a row have different numbers above 0.
           sees: bool [B, L, L], which tokens each one attends to, without a cache, in place of all before it.
 
         Returns: (hidden [B, L, H], the advanced cache; or the collected KeyValues [layers, B, L, K, D]; or None).
 
         Raises:
-          ValueError: an array of another rank, or of other sizes.
+          ValueError: an array of another rank, or of other sizes; `sees` with linear layers.
         """
         c = self.config
+        if sees is not None and c.num_linear_layers:
+            raise ValueError("`sees` chooses what attention reads; this model also has recurrent (linear) layers")
         sizes = expect("B L", tokens=tokens)
         expect("rows L", {"L": sizes["L"]}, positions=positions)  # one row may serve all
         expect("B L", sizes, **present(segments=segments))
@@ -94,28 +99,14 @@ class Transformer(nn.Module):
         views = tuple(self._view(kind, sight, positions, sizes, blocks is None) for kind in sorted(set(c.slides)))
         x = self._embed(tokens, cache is None)
 
-        block = Block
-        if self.remat:
-            block = nn.remat(Block, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)
-        # One block's program for all layers, whose weights and adapters lie along a leading axis "layers".
-        layers = nn.scan(
-            block,
-            variable_axes={"params": 0, "lora": 0},
-            split_rngs={"params": True},
-            in_axes=(0, 0, 0, nn.broadcast),
-            length=c.num_layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )(c, self.mesh, collect, blocks, name="blocks")
-        prefix = None if prefix is None else tuple(prefix)
+        segments = self._segments(valid, segments, cache, (B, L)) if c.num_linear_layers else None
         if isinstance(self.get_variable("params", "blocks"), tuple):
-            unstacked = Block(c, self.mesh, collect, blocks, alone=True, parent=None)
-            (x, cache), kv = self._one_by_one(unstacked, (x, cache), prefix, views)
+            (x, cache), kv = self._one_by_one((x, cache), prefix, views, segments, (collect, blocks))
         else:
-            slides = jnp.array(c.slides) if len(views) > 1 else None
-            (x, cache), kv = layers((x, cache), prefix, jnp.arange(c.num_layers), slides, views)
+            (x, cache), kv = self._scan((x, cache), prefix, views, segments, (collect, blocks))
         hidden = self.final_norm(x)
         if collect:
-            return hidden, KeyValues(*kv)
+            return hidden, kv
         if cache is not None:
             cache = cache._replace(index=cache.index + L)
         return hidden, cache
@@ -158,26 +149,94 @@ class Transformer(nn.Module):
         x = self._scaled(x)
         return constrain(constrain(x, self.mesh, ("group", "length", "embed")), self.mesh, ("batch", "length", None))
 
-    def _one_by_one(self, block: Block, carry: Any, prefix: Any, views: tuple[View, ...]) -> tuple[Any, Any]:
-        """What the `scan` over stacked blocks computes, for blocks that are a tuple."""
-        (x, cache), kvs = carry, []
+    def _segments(
+        self, valid: jax.Array | None, segments: jax.Array | None, cache: Cache | None, sizes: tuple[int, int]
+    ) -> jax.Array | None:
+        """Which sequence each token [B, L] belongs to, 0 for padding, as linear layers read it."""
+        if segments is not None or valid is None:
+            return segments
+        if cache is not None:
+            valid = jax.lax.dynamic_slice_in_dim(valid, cache.index, sizes[1], axis=1)
+        return jnp.broadcast_to(valid.astype(jnp.int32), sizes)
+
+    def _scan(self, carry: Any, prefix: KeyValues | None, views: Any, segments: Any, options: Any) -> tuple[Any, Any]:
+        """Runs stacked blocks -> (carry, `KeyValues` of all layers if these are collected)."""
+        c, (collect, blocks) = self.config, options
+        slides = jnp.array(c.slides) if len(views) > 1 else None
+        if c.period == 1:
+            block = rematerialised(Block) if self.remat else Block
+            arguments = c, self.mesh, collect, blocks, *c.kinds[0]
+            stacks = None if prefix is None else (prefix.k, prefix.v)
+        else:
+            block, arguments = Period, (c, self.mesh, collect, blocks, self.remat)
+            slides = slides if slides is None else slides.reshape(-1, c.period)
+            stacks = prefix and jax.tree.map(self._by_period, ((prefix.k, prefix.v), prefix.states))
+        # One program for all layers, or periods of them; weights and adapters lie along a leading axis "layers".
+        layers = nn.scan(
+            block,
+            variable_axes={"params": 0, "lora": 0},
+            split_rngs={"params": True},
+            in_axes=(0, 0, 0, nn.broadcast, nn.broadcast),
+            length=c.num_layers // c.period,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )(*arguments, name="blocks")
+        carry, kept = layers(carry, stacks, jnp.arange(c.num_layers // c.period), slides, views, segments)
+        if not collect:
+            return carry, None
+        if c.period == 1:
+            return carry, KeyValues(*kept)
+        (k, v), states = jax.tree.map(lambda t: t.reshape(-1, *t.shape[2:]), kept)
+        return carry, KeyValues(k, v, states)
+
+    def _by_period(self, stack: jax.Array) -> jax.Array:
+        """[layers, ...] -> [periods, layers of a period, ...]."""
+        periods = self.config.num_layers // self.config.period
+        return stack.reshape(periods, len(stack) // periods, *stack.shape[1:])
+
+    def _one_by_one(
+        self, carry: Any, prefix: KeyValues | None, views: Any, segments: Any, options: Any
+    ) -> tuple[Any, Any]:
+        """The same for blocks that are a tuple; caches and prefixes may be tuples, too."""
+        c, (collect, blocks), (x, cache) = self.config, options, carry
         params, lora = self.get_variable("params", "blocks"), self.get_variable("lora", "blocks")
         single = cache is not None and isinstance(cache.kv.k, tuple)
-        written_caches: list[KeyValues] = []
-        for i in range(self.config.num_layers):
-            variables = {"params": params[i]} if lora is None else {"params": params[i], "lora": lora[i]}
-            layer_prefix = prefix and tuple(t[i] for t in prefix)
-            layer_cache = cache._replace(kv=type(cache.kv)(cache.kv.k[i], cache.kv.v[i])) if single else cache
-            layer, slides = 0 if single else i, self.config.slides[i]
-            (x, layer_cache), kv = block.apply(variables, (x, layer_cache), layer_prefix, layer, slides, views)
-            kvs.append(kv)
+        # By kind, attention first: what its layers have read, and what of it is new.
+        new = [], []
+        prefixes = (None, None) if prefix is None else ((prefix.k, prefix.v), prefix.states)
+        caches = (list(zip(*cache.kv[:2])), list(zip(*(cache.kv.states or ())))) if single else ()
+        for layer in range(c.num_layers):
+            is_linear, is_sparse = c.kinds[layer % c.period]
+            i = len(new[is_linear])  # its number in its kind's stacks
+            block = Block(c, self.mesh, collect, blocks, is_linear, is_sparse, alone=True, parent=None)
+            variables = {"params": params[layer]} if lora is None else {"params": params[layer], "lora": lora[layer]}
+            layer_prefix = prefixes[is_linear] and tuple(t[i] for t in prefixes[is_linear])
+            if is_linear and layer_prefix:
+                layer_prefix = States(*layer_prefix)
+            layer_cache, number = cache, i
             if single:
-                written_caches.append(layer_cache.kv)
+                layer_cache, number = self._of_layer(cache, caches[is_linear][i], is_linear), 0
+            (x, layer_cache), kept = block.apply(
+                variables, (x, layer_cache), layer_prefix, number, c.slides[layer], views, segments
+            )
+            if single:
+                kept = layer_cache.kv.states if is_linear else layer_cache.kv[:2]
             else:
                 cache = layer_cache
+            new[is_linear].append(kept)
         if single:
-            cache = cache._replace(kv=type(cache.kv)(*zip(*written_caches)))
-        return (x, cache), jax.tree.map(lambda *t: jnp.stack(t), *kvs)
+            k, v = zip(*new[False])
+            states = States(*zip(*new[True])) if new[True] else None
+            return (x, cache._replace(kv=type(cache.kv)(k, v, states))), None
+        if not collect:
+            return (x, cache), None
+        stacks = [jax.tree.map(lambda *t: jnp.stack(t), *kept) if kept else None for kept in new]
+        return (x, cache), KeyValues(*stacks[False], stacks[True])
+
+    def _of_layer(self, cache: Cache, arrays: tuple, is_linear: bool) -> Cache:
+        """A cache by layer with the arrays of one layer alone."""
+        kv = cache.kv._replace(k=(), v=(), states=None)
+        kv = kv._replace(states=States(*arrays)) if is_linear else kv._replace(k=arrays[0], v=arrays[1])
+        return cache._replace(kv=kv)
 
     def unembed(self, hidden: jax.Array, head: tuple[jax.Array, jax.Array] | None = None) -> jax.Array:
         """Logits, float32 [..., V], of hidden states [..., H]. Call it on the positions that count only.

@@ -197,7 +197,9 @@ def _leave_text(folder: pathlib.Path, tensors: Tensors) -> None:
         elif text_name != name:
             tensors.rename(name, text_name)
     if skipped:
-        warnings.warn(f"{folder}: {skipped} tensors for images are skipped; the text part is loaded", stacklevel=3)
+        warnings.warn(
+            f"{folder}: {skipped} tensors for images or MTP are skipped; the text part is loaded", stacklevel=3
+        )
 
 
 def _tie(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> ModelConfig:
@@ -254,7 +256,7 @@ def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[_Shard]:
     for name, (path, place, shape) in _names(config).items():
         # The embedding first, then layer after layer, and what comes after them.
         layer = -1 if path == ("embedding",) else place[0] if place else config.num_layers
-        struct = jax.ShapeDtypeStruct(shape, flat[path].dtype)
+        struct = jax.ShapeDtypeStruct(shape, flat[layout.in_tree(config, path, place)[0]].dtype)
         order.append((layer, name, (path, place, struct)))
     shards, filled = [{}], 0
     for _, name, tensor in sorted(order, key=lambda item: item[:2]):
@@ -270,6 +272,7 @@ def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[_Shard]:
 
 def _stored(config: ModelConfig, flat: dict, adapter: dict, path: layout.Path, place: layout.Place) -> np.ndarray:
     """One tensor as the file holds it, with its adapter if it has one."""
+    path, place = layout.in_tree(config, path, place)
     pair = tuple(adapter[key] for part in "ab" if (key := (*path[:-1], part)) in adapter and path[-1] == "kernel")
     return layout.take(config, flat[path], place, transposed(path), adapter=pair)
 

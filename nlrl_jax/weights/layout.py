@@ -3,6 +3,9 @@
 A parameter is named by its path in the tree, e.g. ("blocks", "attention", "q", "kernel"). Those under "blocks" carry a
 leading layers axis, and those of experts one more. A file holds one tensor a layer, or one for each expert of a layer:
 its place is (), (layer,) or (layer, expert).
+
+Where layers differ in kind, the tree has a stack for each place in a period of them, ("blocks", "layer_2", ...). That
+is known here alone: paths and places of tensors name the layer itself (`in_tree`).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from nlrl_jax.lm import sharding, transformer
 from nlrl_jax.lm.acting import merged_kernel
+from nlrl_jax.lm.block import layer_name
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, abstract_variables
 
@@ -43,6 +47,22 @@ def shapes(config: ModelConfig, collection: str = "params") -> dict[Path, tuple[
     return {path: leaf.shape for path, leaf in flatten_dict(tree).items()}
 
 
+def in_tree(config: ModelConfig, path: Path, place: Place) -> tuple[Path, Place]:
+    """Where in the tree the tensor of a layer lies: the path of its stack, and its place there."""
+    if path[0] != "blocks" or config.period == 1:
+        return path, place
+    number, of_period = divmod(place[0], config.period)
+    return ("blocks", layer_name(of_period), *path[1:]), (number, *place[1:])
+
+
+def of_layer(config: ModelConfig, path: Path, place: Place) -> tuple[Path, Place]:
+    """The path and place that a tensor is named by, of where it lies in the tree: the inverse of `in_tree`."""
+    if path[0] != "blocks" or config.period == 1:
+        return path, place
+    names = [layer_name(i) for i in range(config.period)]
+    return ("blocks", *path[2:]), (place[0] * config.period + names.index(path[1]), *place[1:])
+
+
 def stack_axes(path: Path) -> int:
     """How many axes of the parameter come before those of one tensor: of layers, and of experts."""
     if path[0] != "blocks":
@@ -61,7 +81,7 @@ def tensors(config: ModelConfig, collection: str = "params") -> Iterator[tuple[P
         axes = stack_axes(path)
         stored_shape = shape[axes:][::-1] if transposed(path) else shape[axes:]
         for place in itertools.product(*map(range, shape[:axes])):
-            yield path, place, stored_shape
+            yield *of_layer(config, path, place), stored_shape
 
 
 def check_tensors(
@@ -149,7 +169,7 @@ def assemble(
     the slices of its own devices, once for each.
 
     Args:
-      fetch: (path, place, index) -> the tensor of that place in the decoder's orientation ([in, out] for kernels), cut
+      fetch: (path, place, index) -> the tensor of that layer in the decoder's orientation ([in, out] for kernels), cut
         by `index`, one slice a dimension; it is copied.
       mesh: where the parameters go; the default device if None.
       dtype: dtype of the result; `config.param_dtype` if None.
@@ -164,9 +184,13 @@ def assemble(
     dtype = jnp.dtype(dtype or config.param_dtype)
     placement = _shardings(config, collection, mesh)
     tree = {}
+
+    def fetch_at(path, place, index):
+        return fetch(*of_layer(config, path, place), index)
+
     for path, shape in shapes(config, collection).items():
-        if paths is None or path in paths:
-            tree[path] = _build(fetch, path, shape, placement[path], dtype, committed=mesh is not None)
+        if paths is None or of_layer(config, path, (0,))[0] in paths:
+            tree[path] = _build(fetch_at, path, shape, placement[path], dtype, committed=mesh is not None)
     return unflatten_dict(tree)
 
 

@@ -37,14 +37,29 @@ _EXPERTS = {  # all of a layer are one tensor in a GGUF file
     ("experts", "ups"): ("mlp.experts.{}.up_proj", "ffn_up_exps"),
     ("experts", "downs"): ("mlp.experts.{}.down_proj", "ffn_down_exps"),
 }
+_DELTA_NET = {
+    ("delta", "in_qkv"): ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("delta", "in_z"): ("linear_attn.in_proj_z", "attn_gate"),
+    ("delta", "in_b"): ("linear_attn.in_proj_b", "ssm_beta"),
+    ("delta", "in_a"): ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("delta", "out"): ("linear_attn.out_proj", "ssm_out"),
+}
+_WHOLE = {  # of whole parameters, with what else names end in
+    ("delta", "conv"): ("linear_attn.conv1d.weight", "ssm_conv1d.weight"),
+    ("delta", "A_log"): ("linear_attn.A_log", "ssm_a"),
+    ("delta", "dt_bias"): ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("delta", "norm"): ("linear_attn.norm.weight", "ssm_norm.weight"),
+}
 # Where outputs are normed too, "post_attention_layernorm" is the norm of attention's.
 _SANDWICH = {("mlp_norm",): ("pre_feedforward_layernorm", "ffn_norm")}
 _PREFIXES = "model.layers", "blk"
 # Models that see, too: what stands before the names of their text part, and before those of the rest.
 _TEXT_PART = re.compile(r"(?:language_model\.(model\.|lm_head\.)|(model\.)language_model\.)")
 TEXT_PARTS = {MODEL_TYPES[text_type] for _, text_type in WITH_VISION.values()}  # architectures
-_VISION = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
-LINEAR = {path: names[0] for path, names in _LINEAR.items()}  # the linear layers of a block, as Hugging Face names them
+_VISION = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector|visual)\.|mtp\.")
+LINEAR = {
+    path: names[0] for path, names in (_LINEAR | _DELTA_NET).items()
+}  # the linear layers of a block, as Hugging Face names them
 
 
 def hugging_face(path: Path, place: Place = (), sandwich_norms: bool = False) -> str:
@@ -57,7 +72,8 @@ def hugging_face(path: Path, place: Place = (), sandwich_norms: bool = False) ->
 
 
 def of_text_part(name: str) -> str | None:
-    """The name, in a checkpoint of text alone, of a tensor of a model that sees, too; None if it is for seeing."""
+    """The name, in a checkpoint of text alone, of a tensor of a model that sees, too; None if it is for seeing, or for
+    predicting several tokens at once (MTP)."""
     if _VISION.match(name):
         return None
     return _TEXT_PART.sub(lambda match: match[1] or match[2], name, count=1) if _TEXT_PART.match(name) else name
@@ -72,6 +88,8 @@ def _name(path: Path, place: Place, form: int, sandwich_norms: bool = False) -> 
     kind = "bias" if path[-1] == "bias" else "weight"
     if not place:
         return f"{_OUTSIDE[path[:1]][form]}.{kind}"
-    modules = _NORMS | _LINEAR | (_SANDWICH if sandwich_norms else {})
+    if path[1:] in _WHOLE:
+        return f"{_PREFIXES[form]}.{place[0]}.{_WHOLE[path[1:]][form]}"
+    modules = _NORMS | _LINEAR | _DELTA_NET | (_SANDWICH if sandwich_norms else {})
     names = _EXPERTS.get(path[1:]) or modules[path[1:-1]]
     return f"{_PREFIXES[form]}.{place[0]}.{names[form].format(*place[1:])}.{kind}"

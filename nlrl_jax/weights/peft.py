@@ -92,7 +92,10 @@ def save(
         for path in sorted(flat, key=lambda path: -dtypes[path].itemsize)  # numbers lie at multiples of their size
         for layer in range(flat[path].shape[0])
     ]
-    structs = {_tensor_name(*at): jax.ShapeDtypeStruct(flat[at[0]].shape[:0:-1], dtypes[at[0]]) for at in places}
+    structs = {
+        _tensor_name(*layout.of_layer(config, *at)): jax.ShapeDtypeStruct(flat[at[0]].shape[:0:-1], dtypes[at[0]])
+        for at in places
+    }
     tensors = (layout.take(config, flat[path], place, True, dtypes[path]) for path, place in places)
     if first:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +110,7 @@ def save(
 
 def _options(config: ModelConfig, base_model: str | None, flat: dict[layout.Path, Any]) -> dict[str, Any]:
     """What adapter_config.json says."""
-    alpha = config.lora.alpha
+    alpha, adapted = config.lora.alpha, {layout.of_layer(config, path, (0,))[0] for path in flat}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -115,7 +118,7 @@ def _options(config: ModelConfig, base_model: str | None, flat: dict[layout.Path
         "r": config.lora.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted(name for name, path in _MODULES.items() if ("blocks", *path, "a") in flat),
+        "target_modules": sorted(name for name, path in _MODULES.items() if ("blocks", *path, "a") in adapted),
         "bias": "none",
         "use_rslora": False,
         "use_dora": False,
@@ -204,7 +207,9 @@ def _of_text(folder: pathlib.Path, config: ModelConfig, file: SafetensorsFile) -
         return list(file), "model."
     names = [name for name in file if of_text_part(name.removeprefix(_BASE)) is not None]
     if skipped := len(list(file)) - len(names):
-        warnings.warn(f"{folder}: {skipped} tensors for images are skipped; the text part is loaded", stacklevel=3)
+        warnings.warn(
+            f"{folder}: {skipped} tensors for images or MTP are skipped; the text part is loaded", stacklevel=3
+        )
     prefixes = (name.removeprefix(_BASE).partition("layers.")[0] for name in names)
     return names, next((prefix for prefix in prefixes if of_text_part(prefix) == "model."), "model.")
 
@@ -256,13 +261,8 @@ def _adapted(
     for name in ("lm_head", f"{prefix}embed_tokens"):
         if is_adapted(name):
             raise ValueError(f"{folder}: target_modules={modules!r} adapts {name}, which is not implemented")
-    adaptable = {path[:-1] for path in layout.shapes(config, "lora")}  # experts are not
-    names = {
-        (("blocks", *path), (layer,)): f"{prefix}layers.{layer}.{name}"
-        for path, name in LINEAR.items()
-        if ("blocks", *path) in adaptable
-        for layer in range(config.num_layers)
-    }
+    adaptable = {(path[:-1], place) for path, place, _ in layout.tensors(config, "lora")}  # experts are not
+    names = {at: f"{prefix}layers.{at[1][0]}.{LINEAR[at[0][1:]]}" for at in sorted(adaptable)}
     ranks = {at: _rank_and_alpha(folder, options, full) for at, full in names.items() if is_adapted(full)}
     if not ranks:
         raise ValueError(

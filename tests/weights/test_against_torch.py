@@ -12,7 +12,7 @@ from nlrl_jax.lm.generate import compute_prefix, generate
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Sampling
-from nlrl_jax.weights import huggingface, names, peft
+from nlrl_jax.weights import huggingface, layout, names, peft
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -90,6 +90,23 @@ CASES = {
         **COMMON, hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=10, num_experts=9,
         num_experts_per_tok=4, moe_intermediate_size=24, rope_parameters=plain(3e4),
     ),
+    "qwen3_moe-some-dense": lambda: transformers.Qwen3MoeConfig(
+        **COMMON | dict(num_hidden_layers=4), hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=56, decoder_sparse_step=2,
+        rope_parameters=plain(3e4), norm_topk_prob=True,
+    ),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(
+        **COMMON | dict(num_hidden_layers=8), hidden_size=44, intermediate_size=60, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=24, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+        linear_value_head_dim=10, rope_parameters={**plain(1e4), "partial_rotary_factor": 0.25}, rms_norm_eps=1e-3,
+    ),
+    "qwen3_5-irregular": lambda: transformers.Qwen3_5TextConfig(
+        **COMMON | dict(num_hidden_layers=5), hidden_size=40, intermediate_size=60, num_attention_heads=3,
+        num_key_value_heads=1, head_dim=16, linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=9,
+        linear_value_head_dim=7, linear_conv_kernel_dim=3, tie_word_embeddings=True,
+        layer_types=["full_attention", *["linear_attention"] * 3, "full_attention"], rms_norm_eps=1e-3,
+        rope_parameters={**plain(1e6), "partial_rotary_factor": 0.5},
+    ),
 }  # fmt: skip
 
 
@@ -102,10 +119,14 @@ def reference(request):
 
 def randomised(model):
     """The model with weights large enough that every part moves its logits; Gemma's norms multiply by 1 + weight."""
-    generator, centre = torch.Generator().manual_seed(3), 0 if "gemma" in model.config.model_type else 1
+    generator, family = torch.Generator().manual_seed(3), model.config.model_type
+    centre = 0 if "gemma" in family or "qwen3_5" in family else 1
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        weight.data.copy_(centre + 0.2 * noise if "norm" in name else 0.12 * noise)
+        if "linear_attn.norm" in name or "A_log" in name:
+            weight.data.copy_(1 + 0.2 * noise)
+        else:
+            weight.data.copy_(centre + 0.2 * noise if "norm" in name else 0.12 * noise)
     return model
 
 
@@ -245,7 +266,7 @@ def test_gradients_of_adapters(reference, tmp_path):
     theirs = {name.replace(".default", ""): weight.grad for name, weight in adapted.named_parameters()}
     for path, stack in flatten_dict(gradient(lora)).items():
         for layer, ours in enumerate(stack):
-            want = theirs[peft._tensor_name(path, (layer,))].numpy().T
+            want = theirs[peft._tensor_name(*layout.of_layer(config, path, (layer,)))].numpy().T
             np.testing.assert_allclose(ours, want, rtol=0, atol=2e-4 * np.abs(want).max(), err_msg=str(path))
 
 
@@ -274,7 +295,7 @@ def seeing():
 def test_the_text_part_of_a_model_that_sees(seeing, tmp_path, renamed):
     """`renamed`: the names that the files on the Hub have."""
     seeing.save_pretrained(tmp_path, save_original_format=renamed)
-    with pytest.warns(UserWarning, match=r"\d+ tensors for images are skipped; the text part is loaded"):
+    with pytest.warns(UserWarning, match=r"\d+ tensors for images or MTP are skipped; the text part is loaded"):
         config, params = huggingface.load(tmp_path)
     np.testing.assert_allclose(ours(config, {"params": params}), theirs(seeing), atol=1e-4, rtol=0)
     huggingface.save(tmp_path / "text", config, params)
@@ -283,7 +304,7 @@ def test_the_text_part_of_a_model_that_sees(seeing, tmp_path, renamed):
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj", "up_proj"], ".*language_model.*(k|o|gate|down)_proj"])
-@pytest.mark.filterwarnings("ignore:.*tensors for images are skipped")
+@pytest.mark.filterwarnings("ignore:.*tensors for images or MTP are skipped")
 def test_adapters_of_a_model_that_sees(seeing, tmp_path, targets):
     library = pytest.importorskip("peft")
     seeing.save_pretrained(tmp_path / "base")
