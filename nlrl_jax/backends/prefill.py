@@ -76,7 +76,7 @@ class Call:
             prefill(self, [cached])
             kv = load(cache.pool, cached.slots[None], network.model.mesh)
             # [layers, K, 1, P, D] to [layers, P, K, D]
-            self.P, self.prefix_kv = len(prefix), KeyValues(*(t[:, :, 0].swapaxes(1, 2) for t in kv))
+            self.P, self.prefix_kv = len(prefix), KeyValues(*(t[:, :, 0].swapaxes(1, 2) for t in kv[:2]))
 
     def _choose_prefix(self, beginnings: Sequence[Text]) -> Text:
         """What all texts of the cache's first call with several begin with, or () where this call's do not."""
@@ -115,7 +115,7 @@ class Call:
         if slots < size:
             larger = put_on_device(self.network, _empty_pool(self.network.model, size))
             if slots:
-                larger = HeadKeyValues(*(t.at[:, :, :slots].set(old) for t, old in zip(larger, cache.pool)))
+                larger = HeadKeyValues(*(t.at[:, :, :slots].set(old) for t, old in zip(larger[:2], cache.pool)))
             cache.pool = larger
 
     def store(self, kv: HeadKeyValues, source: np.ndarray, slots: np.ndarray) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.families import FAMILIES as ROWS
-from nlrl_jax.lm.families import FULL, SLIDING, LinearRopeScaling, RopeScaling
+from nlrl_jax.lm.families import FULL, SLIDING, DeltaNetSizes, LinearRopeScaling, RopeScaling
+from nlrl_jax.lm.families import LINEAR as LINEAR_LAYER
 from nlrl_jax.weights.layout import shapes
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
@@ -24,6 +25,8 @@ LLAMA = {
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 QWEN3 = {"architectures": None, "model_type": "qwen3"}
 MOE = {"architectures": None, "model_type": "qwen3_moe"}
+QWEN35 = {"architectures": None, "model_type": "qwen3_5_text", "num_hidden_layers": 4, "head_dim": 8}
+QWEN35 |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 GEMMA3 = {"architectures": None, "model_type": "gemma3_text", "num_key_value_heads": 2, "head_dim": 8}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 LLAMA3 = {
@@ -172,6 +175,31 @@ def test_gemma_from_next_to_nothing():
     assert (config.sandwich_norms, config.qk_norm, config.window) == (False, False, None)
 
 
+def test_layers_that_differ_repeat():
+    dense = {**LLAMA, **MOE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    some = ModelConfig.from_hf({**dense, "num_hidden_layers": 6, "decoder_sparse_step": 3, "mlp_only_layers": [2]})
+    assert some.mlp_types == ("dense",) * 5 + ("sparse",) and some.period == 6
+    some = ModelConfig.from_hf({**dense, "num_hidden_layers": 6, "decoder_sparse_step": 3})
+    assert some.kinds == ((False, False), (False, False), (False, True))
+    assert some.to_hf()["mlp_only_layers"] == [0, 1, 3, 4]
+    assert ModelConfig.from_hf(some.to_hf()) == some
+    assert ModelConfig.from_hf({**LLAMA, **MOE, "num_hidden_layers": 4}).period == 1
+    mixed = ModelConfig.from_hf({**LLAMA, **QWEN35, "num_hidden_layers": 8})
+    assert mixed.layer_types == ((LINEAR_LAYER,) * 3 + (FULL,)) * 2 and mixed.period == 4
+    assert (mixed.num_linear_layers, mixed.num_attention_layers, mixed.rotary_dim) == (6, 2, 2)
+
+
+def test_qwen3_5_is_read_as_the_text_part():
+    text = {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+    rope = {"mrope_section": [11, 11, 10], "mrope_interleaved": True, "rope_type": "default", "rope_theta": 1e7}
+    rope["partial_rotary_factor"] = 0.25
+    text |= {"attn_output_gate": True, "mtp_num_hidden_layers": 1, "rope_parameters": rope}
+    config = ModelConfig.from_hf({"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True})
+    assert (config.architecture, config.rope_theta, config.rotary_dim) == ("Qwen3_5ForCausalLM", 1e7, 64)
+    assert config.tie_embeddings and config.delta_net == DeltaNetSizes(16, 32, 128, 128, 4)
+    assert ModelConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
+
+
 def test_every_size_of_mistral_has_a_default():
     config = ModelConfig.from_hf(MISTRAL)
     assert (config.vocab_size, config.num_kv_heads, config.head_dim) == (32000, 8, 128)
@@ -192,8 +220,13 @@ def test_model_type_stands_in_for_architectures():
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM"),
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
-        ({**MOE, "decoder_sparse_step": 2}, "decoder_sparse_step=2"),
-        ({**MOE, "mlp_only_layers": [0]}, r"mlp_only_layers=.0."),
+        ({**MOE, "decoder_sparse_step": 9}, "decoder_sparse_step=9.*none of 2 layers"),
+        ({**MOE, "mlp_only_layers": 1}, "mlp_only_layers is 1"),
+        ({**QWEN35, "linear_num_value_heads": 3}, "3 value heads.*2 key heads"),
+        ({**QWEN35, "layer_types": ["linear_attention"] * 4}, "a layer of attention"),
+        ({**QWEN35, "layer_types": ["sliding_attention", *["full_attention"] * 3]}, "sliding_attention"),
+        ({**QWEN35, "attn_output_gate": False}, "attn_output_gate=False"),
+        ({**QWEN35, "partial_rotary_factor": 0.4}, "head_dim=8 x 0.4"),
         ({**MOE, "use_sliding_window": True}, "use_sliding_window=True"),
         ({**MOE, "num_experts": 5, "num_experts_per_tok": 6}, "experts_per_token=6 of num_experts=5"),
         ({**MOE, "moe_intermediate_size": 0}, "moe_intermediate_size is 0"),

@@ -49,7 +49,7 @@ def free(variables, prompts):
 
 def heads_first(kv):
     """[layers, B, S, K, D] to [layers, K, B, S, D]."""
-    return HeadKeyValues(*(jnp.moveaxis(t, 3, 1) for t in kv))
+    return HeadKeyValues(*(jnp.moveaxis(t, 3, 1) for t in kv[:2]))
 
 
 class Desk:
