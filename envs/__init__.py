@@ -13,7 +13,7 @@ import inspect
 import pathlib
 from typing import Any
 
-from nlrl_jax.envs import outside, user_game
+from nlrl_jax.envs import outside, restorable, user_game
 from nlrl_jax.envs.options import integer
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -88,10 +88,12 @@ def context_of(name: str, context: str = "auto") -> str:
     """
     if context != "auto":
         return context
-    if outside.is_outside(name):
-        return "transcript"
-    grows = isinstance(_load_host(name, prompt="paper"), HostGame) if ":" in name else name in IN_TRANSCRIPTS
-    return "transcript" if grows else "state"
+    if ":" not in name or outside.is_outside(name):
+        return "transcript" if name in IN_TRANSCRIPTS or ":" in name else "state"
+    name, options = outside.split_options(name)
+    options.pop("reversible", None)
+    game = user_game.load(name, HostGame, TextGame, **{"prompt": "paper", **options})
+    return "transcript" if isinstance(game, HostGame) else "state"
 
 
 def make_board(name: str, **options) -> BoardGame:
@@ -116,7 +118,9 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
 
     Args:
       name: one of `HOST_GAMES`; your own as `my_module:host_game`, any text game of yours or a class of environments
-        (`outside.classes`); or another package's, such as `gymnasium:FrozenLake-v1` (`outside`).
+        (`outside.classes`); or another package's, such as `gymnasium:FrozenLake-v1` (`outside`). These two may have
+        options, `name?option=value&option=value`; with `reversible=True` any of their states can be stepped again, by
+        copies or by repeating the episode (`restorable`).
       max_steps: horizon; 0 is the game's own.
       **options: those of the game's own `host_game`, e.g. `data` of ALFWorld and WebShop; empty ones are left out.
         Your own game takes what its function has arguments for, and `max_steps` in any case.
@@ -127,22 +131,25 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     """
     integer("max_steps", max_steps, 0)
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
-    if outside.is_outside(name):
-        return outside.make(name, **options)
     if ":" in name:
-        game = _load_host(name, without=("max_steps",), **options)
-        if isinstance(game, TextGame):
-            return _on_the_host(game, max_steps)
-        return dataclasses.replace(game, max_steps=max_steps) if max_steps else game
+        return _make_by_address(name, max_steps, options)
     if name in _TEXT and name not in _HOST:
         return _on_the_host(make(name, **options))
     return _make(HostGame, _HOST, name, **options)
 
 
-def _load_host(name: str, **options) -> HostGame | TextGame:
-    """Loads your own game that is played on the host: `my_module:attribute?option=value`."""
-    name, options = outside.split_options(name, options)
-    return user_game.load(name, HostGame, TextGame, **options)
+def _make_by_address(name: str, max_steps: int, options: dict[str, Any]) -> HostGame:
+    """Makes a host game that is yours or another package's: `address:name?option=value`; see `make_host`."""
+    name, own = outside.split_options(name)
+    reversible = own.pop("reversible", False)
+    if outside.is_outside(name):
+        game = outside.make(name, **{**options, **own})
+    else:
+        game = user_game.load(name, HostGame, TextGame, without=("max_steps",), **{**options, **own})
+    if isinstance(game, TextGame):
+        return _on_the_host(game, max_steps)
+    game = dataclasses.replace(game, max_steps=max_steps) if max_steps else game
+    return restorable.restorable(game, (game.kinds[0], 0)) if reversible else game
 
 
 def make_host_pair(name: str, maps: tuple[str, str] = ("train", "held_out"), **options) -> tuple[HostGame, HostGame]:

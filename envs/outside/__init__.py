@@ -1,7 +1,7 @@
 """Environments of other packages by name: `scheme:name`, with options as in an address.
 
-    make("gymnasium:FrozenLake-v1?map_name=8x8&is_slippery=False")
-    make("textarena:TicTacToe-v0?opponent=my_module:reply")
+    envs.make_host("gymnasium:FrozenLake-v1?map_name=8x8&is_slippery=False")
+    envs.make_host("textarena:TicTacToe-v0?opponent=my_module:reply")
 
 Each scheme has a module here with `host_game(name, max_steps, **options)`; options that it does not know are the
 environment's own. No package is imported before one of its environments is made.
@@ -54,15 +54,15 @@ def make(name: str, max_steps: int = 0, **options) -> HostGame:
     """Makes the host game of another package's environment.
 
     Args:
-      name: `scheme:name` or `scheme:name?option=value&...`; values are read as Python writes them, else as text.
+      name: `scheme:name`.
       max_steps: horizon; 0 is the environment's own.
-      **options: further ones; those of the name go before them.
+      **options: of the scheme's module, and of the environment.
 
     Raises:
       ValueError: the package is not installed, or cannot be on this Python; what the environment raises.
     """
-    scheme = SCHEMES[name.partition(":")[0]]
-    rest, options = split_options(name.partition(":")[2], options)
+    scheme_name, _, rest = name.partition(":")
+    scheme = SCHEMES[scheme_name]
     if importlib.util.find_spec(scheme.package) is None:
         raise ValueError(f"{name} needs the package {scheme.package}: {scheme.command}")
     try:
@@ -76,8 +76,8 @@ def make(name: str, max_steps: int = 0, **options) -> HostGame:
         raise ValueError(f"game {name!r}: {error}") from None
 
 
-def split_options(name: str, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """Splits `name?option=value&...` into the name and its options, added to `options`.
+def split_options(name: str) -> tuple[str, dict[str, Any]]:
+    """Splits `name?option=value&...` into the name and its options; values are read as Python writes them, or as text.
 
     Raises:
       ValueError: an option without a value.
@@ -86,7 +86,7 @@ def split_options(name: str, options: dict[str, Any] | None = None) -> tuple[str
     pairs = [pair.partition("=") for pair in query.split("&")] if query else []
     if bare := [option for option, equals, _ in pairs if not (option.isidentifier() and equals)]:
         raise ValueError(f"{name}: {bare[0]!r} is no option; write {name}?option=value&option=value")
-    return name, {**(options or {}), **{option: _value(text) for option, _, text in pairs}}
+    return name, {option: _value(text) for option, _, text in pairs}
 
 
 def _value(text: str) -> Any:

@@ -34,14 +34,14 @@ class Words(NamedTuple):
     """What is said about an environment.
 
     actions: words by the environment's action. rules: in a sentence or two. describe: (observation, environment) ->
-    text; None: drawn or printed. is_won: whether an episode that ends with a reward above 0 is won; else there is no
+    text; None: drawn or printed. won_above: an episode is won where it ends with a reward above this; None: there is no
     notion of success.
     """
 
     actions: tuple[str, ...] = ()
     rules: str = ""
     describe: Callable[[Any, gymnasium.Env], str] | None = None
-    is_won: bool = False
+    won_above: float | None = None
 
 
 def _taxi(observation: Any, env: gymnasium.Env) -> str:
@@ -85,16 +85,16 @@ def _minigrid(observation: Mapping[str, Any], env: gymnasium.Env) -> str:
 
 _KNOWN = {
     "FrozenLake": Words(
-        _STEPS, "S is the start, F ice, H a hole, G the goal; brackets show where you are. Reach G.", None, True
+        _STEPS, "S is the start, F ice, H a hole, G the goal; brackets show where you are. Reach G.", None, 0.0
     ),
-    "CliffWalking": Words(("up", "right", "down", "left"), "x is you, T the goal, C a cliff. Reach T.", None, False),
-    "Taxi": Words(_TAXI, "Drive to the passenger, pick up, drive to the destination, drop off.", _taxi, True),
-    "Blackjack": Words(("stick", "hit"), "Your sum, the dealer's card, whether an ace counts 11.", None, True),
+    "CliffWalking": Words(("up", "right", "down", "left"), "x is you, T the goal, C a cliff. Reach T.", None, -2.0),
+    "Taxi": Words(_TAXI, "Drive to the passenger, pick up, drive to the destination, drop off.", _taxi, 0.0),
+    "Blackjack": Words(("stick", "hit"), "Your sum, the dealer's card, whether an ace counts 11.", None, 0.0),
     "CartPole": Words(("push left", "push right"), "Keep the pole upright: (position, speed, angle, angular speed)."),
     "MountainCar": Words(("push left", "wait", "push right"), "Drive up the right hill: (position, speed)."),
     "Acrobot": Words(("turn back", "wait", "turn on"), "Swing the tip above the bar."),
-    "BabyAI": Words(_TURNS, "You see a part of a world of rooms. Do what the goal says.", _minigrid, True),
-    "MiniGrid": Words(_TURNS, "You see a part of a world of rooms. Do what the goal says.", _minigrid, True),
+    "BabyAI": Words(_TURNS, "You see a part of a world of rooms. Do what the goal says.", _minigrid, 0.0),
+    "MiniGrid": Words(_TURNS, "You see a part of a world of rooms. Do what the goal says.", _minigrid, 0.0),
 }  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def host_game(name: str, max_steps: int = 0, describe: str = "", act: str = "", 
             listed = f" Actions are: {', '.join(actions)}." if actions else ""
             return Outcome(None, f"There is no action {action!r}.{listed}", valid=False)
         observation, reward, terminated, truncated, _ = episode.env.step(chosen)
-        success = words.is_won and bool(terminated) and reward > 0
+        success = words.won_above is not None and bool(terminated) and reward > words.won_above
         return Outcome(None, text(episode.env, observation), reward, bool(terminated or truncated), success)
 
     env = begin("", 0).env  # some have their limit after a reset
@@ -162,7 +162,7 @@ def host_game(name: str, max_steps: int = 0, describe: str = "", act: str = "", 
         actions=actions,
         max_steps=max_steps or env.spec.max_episode_steps or getattr(env.unwrapped, "max_steps", 0) or _HORIZON,
         score="return",
-        has_success=words.is_won,
+        has_success=words.won_above is not None,
     )
 
 

@@ -231,7 +231,7 @@ def test_episodes_have_the_global_generator_to_themselves():
 
 @pytest.mark.parametrize("name", ["my_classes:Count", "my_classes:Dice", "gymnasium:FrozenLake-v1"])
 def test_planners_step_copies(name):
-    game = restorable.restorable(envs.make_host(name), ("", 0))
+    game = envs.make_host(f"{name}?reversible=True")
     (start,) = game.reset([("", 7)])
     outcomes = game.step([start.state] * 2, ["up"] * 2) + game.step([start.state], ["up"])
     assert game.reversible and len({outcome.observation for outcome in outcomes}) == 1
@@ -265,7 +265,7 @@ LAKE = "[S]FFF\nFHFH\nFFFH\nHFFG"
 
 def test_gymnasium_in_words(capsys):
     game = envs.make_host("gymnasium:FrozenLake-v1?is_slippery=False")
-    assert game.actions == ("left", "down", "right", "up") and game.max_steps == 100
+    assert game.actions == ("left", "down", "right", "up") and game.max_steps == 100 and game.has_success
     start, outcomes = stepped(game, "right", "fly", "Down")
     assert start.observation == LAKE
     assert outcomes[0].observation.endswith("S[F]FF\nFHFH\nFFFH\nHFFG") and not outcomes[1].valid
@@ -277,6 +277,8 @@ def test_gymnasium_in_words(capsys):
         assert "Please use `Taxi-v4` instead. It is taken." in capsys.readouterr().err
     (start,) = taxi.reset([("", 3)])
     assert start.observation.endswith("The passenger waits at R (row 0, column 0) and wants to Y (row 4, column 0).")
+    _, outcomes = stepped(envs.make_host("gymnasium:CliffWalking-v1"), "up", *["right"] * 11, "down")
+    assert outcomes[-1].success and sum(outcome.reward for outcome in outcomes) == -13
     assert envs.make_host("gymnasium:CartPole-v1", max_steps=7).reset([("", 3)])[0].observation.startswith("[-0.04")
 
 
@@ -318,7 +320,11 @@ def test_functions_of_ones_own_for_gymnasium(my_classes):
 def test_what_another_package_cannot_make_is_one_sentence(name, says):
     with pytest.raises(ValueError) as error:
         envs.make_host(name)
-    assert says in str(error.value) and "\n" not in str(error.value) and str(error.value).startswith(f"game {name!r}")
+    assert (
+        says in str(error.value)
+        and "\n" not in str(error.value)
+        and str(error.value).startswith(f"game '{name.partition('?')[0]}': ")
+    )
 
 
 @pytest.mark.parametrize("scheme", outside.SCHEMES)

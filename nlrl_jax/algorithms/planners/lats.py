@@ -152,8 +152,8 @@ def check_game(game: HostGame) -> None:
     """Raises ValueError: the game cannot restore earlier states."""
     if not game.reversible:
         raise ValueError(
-            f"LATS restores earlier states, which {game.name} cannot do; leave lats out of --methods (or see "
-            "docs/own_game.md: a state that holds the task and the actions so far can be stepped again)"
+            f"LATS restores earlier states, which {game.name} cannot do; leave lats out of --methods, or add "
+            "?reversible=True to the name of a game that is yours or another package's (docs/own_game.md)"
         )
 
 

@@ -1,0 +1,221 @@
+"""GEM, TextArena and OpenEnv themselves; each part is skipped where its package is not installed.
+
+pip install 'nlrl_jax[gem,textarena,openenv]' openenv==0.10.0 && pip install --no-deps gem-llm==0.1.0
+python -m pytest tests/envs/test_outside_packages.py
+"""
+
+import random
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from nlrl_jax import envs
+from nlrl_jax.envs import restorable
+
+
+def played(game, actions, seed=3):
+    """An episode's (observation, reward, done, success, valid), until it ends."""
+    (start,) = game.reset([("", seed)])
+    state, outcomes = start.state, []
+    for action in actions:
+        (outcome,) = game.step([state], [action])
+        assert not outcome.error
+        state = outcome.state
+        outcomes.append(outcome[1:6])
+        if outcome.done:
+            break
+    return outcomes
+
+
+GEM = [
+    ("gem:game:GuessTheNumber-v0-easy", r"\boxed{5}", 4),
+    ("gem:game:TowerofHanoi-v0-easy", r"\boxed{A C}", 10),
+    ("gem:game:Minesweeper-v0-easy", r"\boxed{reveal 1 1}", 25),
+    ("gem:game:Game2048-v0-easy", r"\boxed{left}", 50),
+    ("gem:rg:letter_counting", r"\boxed{1}", 1),
+]
+
+
+@pytest.mark.parametrize("name, action, horizon", GEM)
+def test_gem(name, action, horizon):
+    pytest.importorskip("gem")
+    game = envs.make_host(name)
+    before = random.getstate()
+    starts = game.reset([("", 1), ("", 2), ("", 1)])
+    assert starts[0][1:] == starts[2][1:] and starts[0].goal and game.max_steps == horizon
+    assert played(game, [action] * 3) == played(game, [action] * 3) and random.getstate() == before
+    assert game.read_action(f"I think {action}, yes.") == action and game.read_action("I think 5.") is None
+
+
+def test_gem_s_fine_for_a_reply_without_a_box():
+    pytest.importorskip("gem")
+    game = envs.make_host("gem:game:GuessTheNumber-v0-easy")
+    assert played(game, ["5"]) == [("At turn 1, you did not provide a valid guess.", -0.1, True, False, False)]
+    guesses = [played(game, [rf"\boxed{{{guess}}}"])[0] for guess in range(1, 11)]
+    won = [guess for guess in guesses if guess[3]]
+    assert len(won) == 1 and won[0][1:] == (1.0, True, True, True)
+    assert guesses[0][0].endswith("Enter your next guess.")  # GEM's own wrappers show the suffix, too
+    with pytest.raises(ValueError, match="GEM has no environment 'game:Guess'; did you mean "):
+        envs.make_host("gem:game:Guess")
+
+
+TEXTARENA = [
+    ("textarena:GuessTheNumber-v0", "[5]", 22),
+    ("textarena:FrozenLake-v0-random", "[down]", 202),
+    ("textarena:Mastermind-v0", "[1 2 3 4]", 42),
+    ("textarena:2048-v0-mega-easy", "[left]", None),
+    ("textarena:TicTacToe-v0", "[4]", 60),
+    ("textarena:KuhnPoker-v0", "[check]", 60),
+    ("textarena:Nim-v0", "[2 1]", 60),
+    ("textarena:ConnectFour-v0", "[col 1]", 60),
+]
+
+
+@pytest.mark.parametrize("name, action, horizon", TEXTARENA)
+def test_textarena(name, action, horizon):
+    pytest.importorskip("textarena")
+    game = envs.make_host(name)
+    before = random.getstate()
+    starts = game.reset([("", 1), ("", 2), ("", 1)])
+    assert starts[0][1:] == starts[2][1:] and "[" in starts[0].goal and horizon in (None, game.max_steps)
+    courses = [played(game, [action] * 3) for _ in range(2)]
+    assert courses[0] == courses[1] and random.getstate() == before
+    for earlier, later in zip(courses[0], courses[0][1:]):  # an observation is what is new
+        assert earlier[0] == later[0] or not later[0].startswith(earlier[0])
+    assert game.read_action(f"From [1] on: {action}") == action and game.read_action("5") is None
+    copied = restorable.restorable(game, ("", 1))
+    (start,) = copied.reset([("", 1)])
+    assert len({copied.step([start.state], [action])[0].observation for _ in range(3)}) == 1
+
+
+def test_textarena_s_rewards_and_invalid_moves():
+    pytest.importorskip("textarena")
+    game = envs.make_host("textarena:GuessTheNumber-v0")
+    guesses = [played(game, [f"[{guess}]"])[0] for guess in range(1, 21)]
+    assert [guess[1:] for guess in guesses if guess[3]] == [(1.0, True, True, True)]
+    once, twice = played(game, ["hm", "hm"])
+    assert once[1:] == (0.0, False, False, False) and "attempted an invalid move" in once[0]
+    assert twice[1:] == (0.0, True, False, False)
+
+
+def reply(heard):
+    assert "Tic Tac Toe" in heard
+    return "[0]" if "[0]" in heard[heard.rfind("Available") :] else "[8]"
+
+
+def test_textarena_s_opponents(monkeypatch):
+    pytest.importorskip("textarena")
+    monkeypatch.setitem(sys.modules, "replies", sys.modules[__name__])
+    game = envs.make_host("textarena:TicTacToe-v0?opponent=replies:reply")
+    outcomes = played(game, ["[4]", "[3]", "[5]"])
+    assert " X | 1 | 2 " in outcomes[0][0] and " X |   | X " not in outcomes[0][0]
+    assert outcomes[-1][1:] == (1.0, True, True, True)
+    chance = envs.make_host("textarena:TicTacToe-v0")
+    firsts = {played(chance, ["[4]"], seed)[0][0] for seed in range(8)}
+    assert len(firsts) > 2 and all("placed their symbol (X)" in first for first in firsts)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="it can be read there")
+def test_a_game_for_a_later_python():
+    pytest.importorskip("textarena")
+    with pytest.raises(ValueError, match="TextArena's Chess-v0 cannot be read by Python 3.11; use Python 3.12"):
+        envs.make_host("textarena:Chess-v0")
+
+
+SERVER = """
+import random, sys
+import uvicorn
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+class Guess(Action):
+    guess: str
+
+class Hint(Observation):
+    hint: str
+
+class Numbers(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = State()
+
+    def reset(self, seed=None):
+        self.number = random.Random(seed).randint(1, 1000)
+        return Hint(hint=f"Guess the number that ends in {self.number % 100}.")
+
+    def step(self, action):
+        if not action.guess.isdigit():
+            raise ValueError("a guess is a number")
+        guess = int(action.guess)
+        hint = "right" if guess == self.number else "higher" if guess < self.number else "lower"
+        return Hint(hint=hint, done=hint == "right", reward=float(hint == "right"))
+
+class Seedless(Numbers):
+    def reset(self):
+        return super().reset()
+
+env = {"Numbers": Numbers, "Seedless": Seedless}[sys.argv[1]]
+app = create_fastapi_app(env, Guess, Hint, max_concurrent_envs=int(sys.argv[2]))
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[3]), log_level="error")
+"""
+
+
+@pytest.fixture
+def openenv_server(tmp_path, unused_port):
+    pytest.importorskip("openenv"), pytest.importorskip("fastmcp")
+    (tmp_path / "server.py").write_text(SERVER)
+    processes = []
+
+    def serve(kind, sessions):
+        port = unused_port()
+        process = subprocess.Popen([sys.executable, str(tmp_path / "server.py"), kind, str(sessions), str(port)])
+        processes.append(process)
+        for _ in range(150):
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+                break
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        return f"openenv:http://127.0.0.1:{port}", process
+
+    yield serve
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def unused_port():
+    import socket
+
+    def port():
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            return listening.getsockname()[1]
+
+    return port
+
+
+def test_openenv(openenv_server):
+    name, process = openenv_server("Numbers", 16)
+    game = envs.make_host(name)
+    starts = game.reset([("", i // 2) for i in range(12)])
+    assert all(starts[2 * i].observation == starts[2 * i + 1].observation for i in range(6))
+    number = random.Random(3).randint(1, 1000)
+    assert [outcome[0] for outcome in played(game, ["0", "1001", str(number)])] == ["higher", "lower", "right"]
+    assert played(game, ["one"]) == [(f"the server {name[8:]} refused: a guess is a number", 0.0, False, False, False)]
+    process.kill()
+    process.wait()
+    (outcome,) = game.step([starts[0].state], ["5"])
+    assert outcome.done and "was lost" in outcome.error
+
+
+@pytest.mark.parametrize("kind, sessions, says", [
+    ("Seedless", 4, "does not follow its seed: two episodes of seed 0 began with "),
+    ("Numbers", 1, "let it allow as many as there are episodes at a time"),
+])  # fmt: skip
+def test_openenv_servers_that_do_not_suit(openenv_server, kind, sessions, says):
+    name, _ = openenv_server(kind, sessions)
+    with pytest.raises(ValueError, match=says):
+        envs.make_host(name)
