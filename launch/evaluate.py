@@ -25,10 +25,9 @@ from absl import flags
 
 from nlrl_jax import envs
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.config import MOST_SEED, pick, replace
+from nlrl_jax.config import MOST_SEED, of_stored, pick, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.rollouts.lines import LinePlayer
 from nlrl_jax.rollouts.transcripts import play
 from nlrl_jax.run import app, limits
 from nlrl_jax.run import flags as config_flags
@@ -36,9 +35,10 @@ from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.host_games.prompts import PromptConfig
 from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
-from nlrl_jax.run.ms_grpo.config import AgentConfig, TranscriptConfig, map_splits
+from nlrl_jax.run.ms_grpo.config import IN_TURNS, AgentConfig, TranscriptConfig, TurnsConfig, map_splits
+from nlrl_jax.run.ms_grpo.token_players import player_maker, settled
 from nlrl_jax.run.ms_grpo.training import EVAL_SEED
-from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining, as_record, dialogue_for, limited
+from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining, as_record, limited
 from nlrl_jax.run.ms_grpo.transcripts import summarize as summarize_transcripts
 from nlrl_jax.run.players import (
     MODELS,
@@ -100,6 +100,7 @@ def player() -> GamePlayer:
     """
     options = flags.FLAGS
     templates = config_flags.parse(TemplateOptions)
+    config_flags.leave_out("in a game that is not played in transcripts", *IN_TURNS)
     if options.run_dir:
         reason = "with --run_dir, whose run has its own"
         config_flags.leave_out(reason, "model", "revision", "adapter", "prompt", "template", "date", "context")
@@ -137,13 +138,16 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     warn([*filter(None, [warning]), *short])
     loaded, variables, sampling = named_model(config_flags.parse(TemplateOptions))
     writer = LocalModel(Transformer(loaded.config), variables, loaded.tokenizer, rows_at_once(options.model))
-    prompts = PromptConfig(prompt=options.prompt)
-    dialogue = dialogue_for(game, prompts, options.model, loaded.tokenizer, False)
-    player = LinePlayer(writer, dialogue, sampling, loaded.config.max_positions)
+    turns = settled(config_flags.parse(TurnsConfig), options.model, loaded.tokenizer)
+    prompts, room = PromptConfig(prompt=options.prompt), loaded.config.max_positions
+    make_player = player_maker(game, turns, prompts, options.model, loaded.tokenizer, room)
+    player, num_shown = make_player(writer, sampling), int(options.watch)
     with waiting(f"playing {len(tasks)} episodes"):
-        played = play(player, limited(game, limit.max_turns), tasks, 0, pictured=int(options.watch))
-    text = [as_record(episode, game, loaded.tokenizer) for episode in played[: int(options.watch)]]
-    title = f"{options.model} on {game.name} in transcripts, greedy, seed {limit.seed}"
+        game = limited(game, limit.max_turns)
+        played = play(player, game, tasks, 0, pictured=num_shown, episode_tokens=turns.episode_tokens)
+    text = [as_record(episode, game, loaded.tokenizer, turns.turns) for episode in played[:num_shown]]
+    form = "chat" if turns.turns == "chat" else "transcripts"
+    title = f"{options.model} on {game.name} in {form}, greedy, seed {limit.seed}"
     return title, summarize_transcripts(played, game, limit.fine), text
 
 
@@ -175,11 +179,11 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     """
     options = flags.FLAGS
     reason = "for a run that was trained in transcripts, which plays its own game"
-    own_options = ("model", "revision", "adapter", "prompt", "template", "date", "game", "maps", "context")
+    own_options = ("model", "revision", "adapter", "prompt", "template", "date", "game", "maps", "context", *IN_TURNS)
     config_flags.leave_out(reason, *own_options)
     config_flags.leave_out("for a run that was trained in transcripts, where a turn is one step", "max_steps")
     agent = pick(AgentConfig, {name: value for name, value in run.items() if name != "mesh"})
-    form = pick(TranscriptConfig, run)
+    form = pick(TranscriptConfig, of_stored(TranscriptConfig, run))
     limit, seed = Limits.of(run), options.seed if options["seed"].present else agent.seed
     number, tokens = limit.episodes, options.max_tokens or agent.sampling.max_tokens
     config = replace(agent, eval_episodes=number, eval_turns=limit.max_turns, seed=seed, max_tokens=tokens)
@@ -261,6 +265,7 @@ def define_flags() -> None:
         "without --run_dir: what the model reads, the current state or the transcript of the episode; auto: transcript "
         f"in {', '.join(envs.IN_TRANSCRIPTS)} and your own host_game",
     )
+    config_flags.define(TurnsConfig())
     flags.DEFINE_enum(
         "maps",
         "",

@@ -13,8 +13,9 @@ an addition, and the paper leaves `--kl_estimator` open. `--revision` names a br
 writes metrics.jsonl, TensorBoard events, checkpoints, results.json, learning_curve.png, report.html and a PEFT adapter
 to its folder; a killed run continues with --resume.
 
-BabyAI, ALFWorld, WebShop, Crafter and your own host games are played in transcripts, which grow with the episode: each
-reply is one line with one action (`--context`; nlrl_jax/algorithms/ms_grpo_transcripts.py).
+BabyAI, ALFWorld, WebShop, Crafter and your own host games are played in transcripts, which grow with the episode
+(`--context`; nlrl_jax/algorithms/ms_grpo_transcripts.py): chats in the model's own template, whose replies are messages
+with an action in them, or lines with one action each (`--turns`).
 
 Departure from the paper: FrozenLake trains on seven eighths of the maps and is evaluated on the others, which the model
 has never seen; `--maps all` draws both from all maps, as the paper does.
@@ -33,14 +34,16 @@ from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.run import app, limits, players
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.ms_grpo.agents import Agents, load_policy
-from nlrl_jax.run.ms_grpo.config import DEMO, AgentConfig, TranscriptConfig, map_splits
+from nlrl_jax.run.ms_grpo.config import DEMO, IN_TURNS, AgentConfig, TranscriptConfig, map_splits
+from nlrl_jax.run.ms_grpo.token_players import settled
 from nlrl_jax.run.ms_grpo.training import EVAL_SEED, SCRIPT
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
+from nlrl_jax.weights.load import load_tokenizer
 
 # Options for games in transcripts alone.
-IN_TRANSCRIPTS = ("missions", "think", "give_up", "examples", "history", "data", "cache_mb")
+IN_TRANSCRIPTS = ("missions", *IN_TURNS, "give_up", "examples", "history", "data", "cache_mb")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +140,9 @@ def main(argv: list[str]) -> None:
         chosen = flags.FLAGS["model"].present or flags.FLAGS.resume
         if warning := players.check_reader(config.model, config.game, envs.READ_BY.get(config.game, ""), chosen):
             print(f"warning: {warning}")
+        tokenizer = load_tokenizer(config.model, config.revision)
+        turns = settled(config.transcripts.turns, config.model, tokenizer)
+        config = dataclasses.replace(config, transcripts=dataclasses.replace(config.transcripts, turns=turns))
         games = envs.make_host_pair(config.game, map_splits(config.maps), data=config.transcripts.data)
         limits.check_horizon(games[0], "max_turns", "eval_turns")
         beyond = limits.capped(games[0], max_turns=config.learning.max_turns, eval_turns=config.eval_turns)

@@ -55,6 +55,8 @@ def option(
     choices: Collection[str] = (),
     infinite: bool = False,
     auto: bool = False,
+    switch: bool = False,
+    before: Any = None,
 ) -> Any:
     """A dataclass field with a help text and bounds, which `check` enforces.
 
@@ -64,9 +66,13 @@ def option(
       infinite: inf and -inf are allowed; nan never is.
       auto: the word "auto" is allowed in place of a number. `replace` also reads -1 as "auto", because runs of earlier
         versions stored it.
+      switch: a string that is also "on" or "off", as which a lone --NAME and --noNAME are read, and the booleans that
+        earlier versions stored.
+      before: the value of runs from before there was this option; None is the default.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, "auto": auto, **bounds})
+    kinds = {"infinite": infinite, "auto": auto, "switch": switch, "before": before}
+    return dataclasses.field(default=default, metadata={"help": help, **kinds, **bounds})
 
 
 def joined_option(help: str) -> Any:
@@ -104,7 +110,7 @@ class Option(NamedTuple):
     """One option of a config, parts included.
 
     name: flat. path: (field,) or (part, ..., field). kind: "int", "float", "bool" or "str".
-    group: the dataclass that declares it. joined: see `joined_option`. auto: see `option`.
+    group: the dataclass that declares it. joined: see `joined_option`. auto, switch, before: see `option`.
     """
 
     name: str
@@ -115,6 +121,8 @@ class Option(NamedTuple):
     group: type
     joined: bool
     auto: bool
+    switch: bool
+    before: Any
 
 
 def options(config: Any) -> list[Option]:
@@ -143,9 +151,8 @@ def _options(config: Any, path: tuple[str, ...] = (), names: Mapping[str, str] =
         elif "help" in meta:
             name = names.get(field.name, field.name)
             joined = meta.get("joined", False)
-            yield Option(
-                name, (*path, field.name), _kind_of(field), value, meta["help"], type(config), joined, meta["auto"]
-            )
+            kinds = (joined, meta["auto"], meta["switch"], meta["before"])
+            yield Option(name, (*path, field.name), _kind_of(field), value, meta["help"], type(config), *kinds)
 
 
 def _kind_of(field: dataclasses.Field) -> str:
@@ -170,14 +177,28 @@ def replace(config: T, **values: Any) -> T:
     unknown = [name for name in values if name not in paths]
     if unknown:
         raise TypeError(f"{type(config).__name__} has no option {unknown[0]!r}; it has {', '.join(paths)}")
-    values = with_auto(config, values)
+    values = todays(config, values)
     return _replace(config, {paths[name]: (name, value) for name, value in values.items()})
 
 
-def with_auto(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat values with "auto" where an option that has it is -1, as earlier versions stored it."""
-    automatic = {entry.name for entry in options(config) if entry.auto}
-    return {name: "auto" if name in automatic and value == -1 else value for name, value in values.items()}
+def todays(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat values as today's versions store them: "auto" for -1, "on" and "off" for booleans; see `option`."""
+    entries = {entry.name: entry for entry in options(config)}
+
+    def today(name: str, value: Any) -> Any:
+        entry = entries.get(name)
+        if entry and entry.auto and value == -1:
+            return "auto"
+        return ("off", "on")[value] if entry and entry.switch and isinstance(value, bool) else value
+
+    return {name: today(name, value) for name, value in values.items()}
+
+
+def of_stored(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat values of a stored run as today's version would store them: those of `todays`, and of options that the run
+    did not have yet, what they were before."""
+    before = {entry.name: entry.before for entry in options(config) if entry.before is not None}
+    return before | todays(config, values)
 
 
 def _replace(config: Any, values: Mapping[tuple[str, ...], tuple[str, Any]]) -> Any:

@@ -10,9 +10,9 @@ before it (the oldest steps have left a full context, or an end token was writte
 exactly what was read.
 
 Weights, clipping, KL, AAW sampling and options are those of `ms_grpo`. What differs or is left open:
-- a turn is one line with one action; the format penalty is -0.5 for each line that was cut at `max_tokens` and for an
-  empty thought, since a line has no tags to check; an action that cannot be read goes to the game as it is, where it
-  takes a step;
+- a turn is one line with one action, or one message of a chat; the format penalty is -0.5 for each line or message that
+  was cut at `max_tokens` and for an empty line of thought, since they have no tags to check; an action that cannot be
+  read goes to the game as it is, where it takes a step;
 - an episode that breaks off (an engine is lost, or an observation does not fit the context) counts neither as a sample
   nor in its group's mean; G' may so be smaller;
 - an episode that is given up after so many invalid actions (`--give_up`) is fined for the turns that were left, too;
@@ -33,6 +33,7 @@ includes the penalties; a token weighs 1 / |y_j|, as in MS-GRPO; a step that is 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -149,10 +150,14 @@ def composite_rewards(played: PlayedTranscript, config: MSGRPOConfig) -> np.ndar
 
 
 def format_penalty(turn: TranscriptTurn) -> float:
-    """Phi: minus `PENALTY` for each line that was cut, and for a thought without a token but its end."""
-    cut = sum(not reply.written.ended for reply in turn.replies)
+    """Phi: minus `PENALTY` for each reply that was cut, and for a thought without a token but its end."""
     empty = sum(len(reply.written.tokens) <= 1 and reply.written.ended for reply in turn.replies[:-1])
-    return -PENALTY * (cut + empty)
+    return -PENALTY * (cut_replies(turn) + empty)
+
+
+def cut_replies(turn: TranscriptTurn) -> int:
+    """Replies of a turn that were cut at `max_tokens`; a thought that was closed in time is none."""
+    return sum(not reply.written.ended for reply in turn.replies) - turn.is_closed
 
 
 def credit(
@@ -201,7 +206,10 @@ def episode_metrics(
     groups: Sequence[Sequence[PlayedTranscript]], returns: np.ndarray, whole: np.ndarray
 ) -> dict[str, float]:
     """Means over the iteration's episodes, or over the turns played, named as in `ms_grpo.episode_metrics` and
-    `collapse.measures`; "broke_off": episodes that the game broke off.
+    `collapse.measures`.
+
+    actions_read: turns in whose reply an action could be read. closed_thoughts: turns whose thought was as long as it
+    may be. tool/NAME: calls of a tool. broke_off: episodes that the game broke off.
 
     Args:
       returns: [n, G]. whole: bool [n, G], False for those that broke off.
@@ -212,6 +220,8 @@ def episode_metrics(
     episodes = [played.episode for group in groups for played in group]
     turns = [turn for group in groups for played in group for turn in played.turns]
     replies = [reply.written for turn in turns for reply in turn.replies]
+    thought_tokens = sum(turn.thought_tokens for turn in turns)
+    tools = Counter(name for turn in turns for name in turn.tools)
     log_probs = [value for reply in replies for value in reply.log_probs]
     return {
         "return": returns.mean(),
@@ -219,8 +229,12 @@ def episode_metrics(
         "success": np.mean([episode.success for episode in episodes]),
         "format_penalty": np.mean([format_penalty(turn) for turn in turns]),
         "invalid_actions": np.mean([turn.invalid for turn in turns]),
+        "actions_read": np.mean([not turn.unread for turn in turns]),
         "reply_tokens": len(log_probs) / len(turns),
-        "cut_replies": np.mean([not reply.ended for reply in replies]),
+        "thought_tokens": thought_tokens / len(turns),
+        "action_tokens": (len(log_probs) - thought_tokens) / len(turns),
+        "closed_thoughts": np.mean([turn.is_closed for turn in turns]),
+        "cut_replies": sum(map(cut_replies, turns)) / len(replies),
         "turns": len(turns) / len(episodes),
         "steps": sum(not turn.invalid for turn in turns) / len(episodes),
         "uninformative_groups": np.mean(np.equal(spreads, 0)),
@@ -228,4 +242,5 @@ def episode_metrics(
         "distinct_replies": len({reply.tokens for reply in replies}) / len(replies),
         "return_spread": returns.std(axis=1).mean(),
         "broke_off": np.mean(~whole),
+        **{f"tool/{name}": number / len(turns) for name, number in sorted(tools.items())},
     }

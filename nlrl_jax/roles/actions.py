@@ -120,6 +120,19 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
     return "", NO_ACTION
 
 
+def read_last_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
+    """Reads the action that a reply of several lines ends with: (action, problem or ""), as `read_action` does.
+
+    The last line with a label ("Action: ...") or a tag counts. Without one it is the last line where any text is an
+    action, and else what `read_action` reads in the whole reply.
+    """
+    lines = [line.strip() for line in _FENCE.sub("", without_thoughts(text)).splitlines() if line.strip()]
+    labelled = [line for line in lines if _ACTION_LABEL.fullmatch(line) or _TAGGED.search(line)]
+    if labelled or (lines and not actions):
+        return read_action((labelled or lines)[-1], actions)
+    return read_action(text, actions)
+
+
 def unwrapped(text: str, layers: Sequence[re.Pattern[str]] = _LAYERS) -> Iterator[str]:
     """Yields a text, then what is left of it without one layer after the other.
 

@@ -42,7 +42,7 @@ class LinePlayer(TokenPlayer):
 
     @property
     def last(self) -> int:
-        """See `TokenPlayer.last`."""
+        """Maximum steps that a prompt shows, see `TokenPlayer`."""
         return self.dialogue.last
 
     @property

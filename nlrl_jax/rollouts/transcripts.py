@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -112,16 +113,13 @@ class TokenPlayer:
     Attributes:
       sampling: of each reply; temperature 0 is greedy.
       room: tokens of the model's context.
+      last: maximum steps that a prompt shows; 0 is no limit.
     """
 
     model: Writer
     sampling: Sampling
     room: int
-
-    @property
-    def last(self) -> int:
-        """Maximum steps that a prompt shows; 0 is no limit."""
-        return 0
+    last: int
 
     @property
     def turn_tokens(self) -> int:
@@ -167,11 +165,15 @@ class TokenPlayer:
         # Whole groups of `DROP` steps go at a time, so that consecutive prompts share their beginnings.
         dropped = min(-(-(n - last) // DROP) * DROP, n) if 0 < last < n else 0
         while dropped < n:
-            head, recent = self.head(history, dropped), steps[dropped:]
-            if len(head) + sum(map(len, recent)) + self.reserve <= self.room:
-                return head + tuple(token for step in recent for token in step)
+            tokens = self.tokens(history, steps, dropped)
+            if len(tokens) + self.reserve <= self.room:
+                return tokens
             dropped = min(dropped + DROP, n)
         return self.last_observation(history)
+
+    def tokens(self, history: History, steps: Sequence[Tokens], dropped: int) -> Tokens:
+        """The prompt without its first `dropped` steps, however long it is."""
+        return (*self.head(history, dropped), *itertools.chain.from_iterable(steps[dropped:]))
 
     def last_observation(self, history: History) -> Tokens:
         """The shortest prompt of a history. Raises ValueError: it and a turn do not fit the context."""

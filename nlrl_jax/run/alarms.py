@@ -47,9 +47,17 @@ def warnings(run_dir: str | os.PathLike) -> list[str]:
             sentences.append(
                 f"{sentence} ({name} {first:.3g} in the first {n} iterations, {last:.3g} in the last {n})."
             )
+    if "actions_read" in metrics and not np.any(metrics["actions_read"]):
+        sentences.append(f"{_UNREAD[0].upper()}{_UNREAD[1:]}.")
     if "env_return" in metrics and not np.any(metrics["env_return"][-max(n, _UNPAID) :]):
         sentences.append(f"T{_unpaid(max(n, _UNPAID))[1:]}.")
     return sentences
+
+
+_UNREAD = (
+    "no reply held an action that could be read, so the model has not played: look at its replies (nlrl-jax evaluate "
+    "--watch) and at the form that the prompt asks for; cut replies need more --max_tokens, or --think_tokens"
+)
 
 
 class Watch:
@@ -67,6 +75,8 @@ class Watch:
         if self._mean("success") > 0.9:
             return []
         warnings: dict[str, str] = {}
+        if metrics.get("actions_read") == 0:
+            warnings["unread"] = f"in this iteration {_UNREAD}"
         lately, last = f"of the last {_ENOUGH} iterations", list(self._rows)[-_IN_VAIN:]
         is_full = len(self._rows) == _ENOUGH
         surprisal = max(row.get("surprisal", 1.0) for row in last)

@@ -20,11 +20,11 @@ import jax
 from absl import app as absl_app
 from absl import flags
 
-from nlrl_jax.config import flat, replace, with_auto
+from nlrl_jax.config import flat, of_stored, replace
 from nlrl_jax.lm import malloc
 from nlrl_jax.run import metric_sinks, processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
-from nlrl_jax.run.flags import NOT_OURS, Presets, check_numbers, define, help_text, read_whole_numbers
+from nlrl_jax.run.flags import NOT_OURS, Presets, check_numbers, define, help_text, join_switches, read_whole_numbers
 from nlrl_jax.run.flags import parse as parse_flags
 from nlrl_jax.run.other_names import ours
 from nlrl_jax.run.processes import alike
@@ -77,7 +77,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
 def _parse_argv(argv: list[str]) -> list[str]:
     read_whole_numbers(flags.FLAGS)
     try:
-        return flags.FLAGS(argv)
+        return flags.FLAGS(join_switches(argv))
     except flags.UnrecognizedFlagError as error:
         options = {flag.name for place, group in flags.FLAGS.flags_by_module_dict().items() for flag in group
                if not place.startswith(NOT_OURS)}  # fmt: skip
@@ -223,7 +223,7 @@ class Command:
                 if options.overwrite:
                     check_inputs(run_dir, values)
                 settings = {"overwrite": options.overwrite, "may_change": allowed, "defaults": flat(self.config())}
-                settings["translate"] = functools.partial(with_auto, self.config)
+                settings["translate"] = functools.partial(of_stored, self.config)
                 open_run(run_dir, values, options.resume, **settings)
                 if project:
                     metric_sinks.use_wandb(run_dir, project)

@@ -39,7 +39,8 @@ def define(config: type | Any, presets: Presets | None = None, flag: str = "pres
             new = flags.BooleanFlag(entry.name, None, text)
         else:
             parser = _AutoParser(entry.kind) if entry.auto else _PARSERS[entry.kind]
-            new = (_JoinedFlag if entry.joined else flags.Flag)(parser, None, entry.name, None, text)
+            kind = _JoinedFlag if entry.joined else _SwitchFlag if entry.switch else flags.Flag
+            new = kind(parser, None, entry.name, None, text)
         title = "Options" if entry.group is whole else _title(entry.group)
         flags.DEFINE_flag(new, module_name=title)
     if presets:
@@ -107,6 +108,28 @@ class _JoinedFlag(flags.Flag):
         super().parse(f"{self.value},{argument}" if self.present else argument)
 
 
+class _SwitchFlag(flags.Flag):
+    """A string that `--NAME` alone sets to "on", and `--noNAME` to "off"."""
+
+    def __init__(self, *args):
+        super().__init__(*args, boolean=True)
+
+    def parse(self, argument):
+        super().parse({"true": "on", "false": "off"}.get(argument, argument))
+
+
+def join_switches(argv: list[str]) -> list[str]:
+    """The command line with `--NAME=on` for `--NAME on`, which absl reads as a lone `--NAME`, and an argument."""
+    joined: list[str] = []
+    for argument in argv:
+        name = joined[-1].lstrip("-") if joined and joined[-1].startswith("-") else ""
+        if name in flags.FLAGS and isinstance(flags.FLAGS[name], _SwitchFlag) and not argument.startswith("-"):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
 def listed(presets: Presets) -> str:
     """Presets as text: "quick: seeds=3, ...; paper: ..."."""
     texts = []
@@ -138,7 +161,7 @@ def parse(
     values = dict((presets or {}).get(preset, {}))
     if stored is not None:
         names = {entry.name for entry in configs.options(config)}
-        earlier = {name: value for name, value in stored.items() if name in names}
+        earlier = {name: value for name, value in configs.of_stored(config, stored).items() if name in names}
         values = earlier | (values if preset else {})
     values |= given(config)
     try:

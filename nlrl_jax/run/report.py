@@ -204,7 +204,8 @@ def _foot() -> dict[str, str]:
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     """An evaluation before and after, a row per metric; those that are 0 or repeat another are named in the note."""
-    order = sorted(after, key=lambda name: name != "success")
+    shared = [name for name in after if name in before]  # a run of an earlier version may lack some before it
+    order = sorted(shared, key=lambda name: name != "success")
     names, hidden = distinct({name: (before[name], after[name]) for name in order})
     rows = []
     for name in names:

@@ -21,7 +21,7 @@ SMALL = (
     "--game=lines:host_game", "--iterations=4", "--group_size=4", "--group_sample=2", "--num_groups=2",
     "--sampling_temperature=1", "--temperature=1", "--top_k=0", "--max_tokens=6", "--max_turns=3", "--eval_turns=2",
     "--eval_episodes=3", "--learning_rate=0.02", "--lora_rank=2", "--checkpoint_every=1", "--cache_mb=10",
-    "--credit=state",
+    "--credit=state", "--turns=lines",
 )  # fmt: skip
 GAME = '''
 """Any text is an action; each step is worth the number of letters e in it."""
@@ -140,7 +140,14 @@ def test_evaluate_plays_the_held_out_tasks(whole, folder, lines, capsys, tmp_pat
 
 def test_evaluate_plays_a_host_game_with_any_model(whole, folder, lines, capsys):
     """The same model, adapter, tasks and limits give the numbers of the run's own evaluation."""
-    given = (f"--model={folder / 'tiny'}", "--game=lines:host_game", "--prompt=compact", "--max_tokens=6", "--json")
+    given = (
+        f"--model={folder / 'tiny'}",
+        "--game=lines:host_game",
+        "--prompt=compact",
+        "--max_tokens=6",
+        "--turns=lines",
+        "--json",
+    )
     limits = ("--episodes=3", "--max_turns=2")
     with mock.patch.object(user_host_game, "checked", lambda game, blamed: game):
         run("evaluate", *given, *limits, f"--adapter={whole / 'adapter'}")

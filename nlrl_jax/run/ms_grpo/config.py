@@ -45,12 +45,50 @@ class AgentConfig:
             )
 
 
+IN_TURNS = ("turns", "think", "think_tokens", "episode_tokens")  # the options of `TurnsConfig`
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnsConfig:
+    """The form of a turn in transcripts."""
+
+    turns: str = option(
+        "auto",
+        "transcripts: chat, whose replies are messages of any length in the model's own template, or lines, one line a "
+        "reply in one open message; auto: chat, but lines for models without a chat template, and for those that have "
+        "learned transcripts here (built-in ones, and what nlrl-jax finetune_lac wrote)",
+        choices=("auto", "chat", "lines"),
+        before="lines",
+    )
+    think: str = option(
+        "auto",
+        "transcripts: on or off, thoughts before actions: in chat those of the model's template, in lines a line of "
+        "its own; auto: as the template does by default, and in lines none",
+        choices=("auto", "off", "on"),
+        switch=True,
+    )
+    think_tokens: int = option(
+        0,
+        "chat: maximum tokens of a thought, after which it is closed and the reply goes on with its answer, for which "
+        "--max_tokens are left; 0: thoughts count towards --max_tokens",
+        least=0,
+    )
+    episode_tokens: int = option(
+        0,
+        "transcripts: tokens that an episode may write; it ends before a turn that could write more; 0: no limit",
+        least=0,
+    )
+
+    def __post_init__(self):
+        check(self)
+
+
 @dataclasses.dataclass(frozen=True)
 class TranscriptConfig:
     """How an agent plays in transcripts, in games of the host."""
 
     missions: str = option("", "transcripts: kinds of tasks, separated by commas; empty: all")
-    think: bool = option(False, "transcripts: the model writes a line of thought before each action")
+    turns: TurnsConfig = part(TurnsConfig())
     give_up: int = option(
         0,
         "transcripts: useless actions in a row that end an episode in training, with a fine for the turns left; "

@@ -23,6 +23,7 @@ from nlrl_jax.weights import peft
 SCRIPT = "train_ms_grpo"
 EVAL_SEED = 2**31 - 1  # of the initial states that a run is evaluated from
 SHOWN = 6  # episodes in the report
+REPLIES = ("actions_read", "thought_tokens", "action_tokens", "cut_replies")  # metrics of transcripts
 SEEN = {  # by the built-in models before
     "nano": "episodes of FrozenLake and Snake, 40 % of them played with skill and the others by a habit, which hides "
     "the skill from greedy play",
@@ -39,6 +40,7 @@ class Training:
       state: before training. update: (state, key) -> (state, metrics).
       shows: the metric of progress that says how well it plays. legend: of the boards on the page.
       score: the name of a return that says more than success does, or "".
+      columns: further metrics of progress.
       network: the model's config, for the adapter's files. mesh: where it lies.
     """
 
@@ -50,6 +52,7 @@ class Training:
     shows: str
     legend: Mapping[str, str]
     score: str = ""
+    columns: Sequence[str] = ()
     network: ModelConfig
     mesh: Any
 
@@ -102,7 +105,8 @@ class Training:
 
         state = loop.restore(run_dir, self.state) if resume else self.state
         rate = "--learning_rate" if self.seeds is None else ""  # studies compare what has learned at one rate
-        columns, seed = ("return", self.shows, "kl", "reply_tokens"), config.seed if self.seeds is None else self.seeds
+        columns = ("return", self.shows, "kl", "reply_tokens", *self.columns)
+        seed = config.seed if self.seeds is None else self.seeds
         plan = loop.Schedule(
             seed, config.iterations, config.checkpoint_every, columns, resume, game=self.name, rate=rate
         )
@@ -154,7 +158,7 @@ def write_page(
     start = {f"eval/{metric}": value for metric, value in before.items()}
     curves += ["kl"] * (config.learning.beta > 0)
     curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
-    health = learning_curve([run_dir], alarms.MEASURES, run_dir / "replies.png")
+    health = learning_curve([run_dir], (*alarms.MEASURES, *REPLIES), run_dir / "replies.png")
     warnings, used = alarms.warnings(run_dir), read_metrics(run_dir).get("row_use", ())
     stages = {"before": before, "after": after}
     rows = [Measurement(stage, config.seed, *row) for stage, scores in stages.items() for row in scores.items()]

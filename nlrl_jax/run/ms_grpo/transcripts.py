@@ -12,7 +12,6 @@ import numpy as np
 
 from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, init_state
-from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.session import Session
 from nlrl_jax.lm import acting, malloc
@@ -20,14 +19,13 @@ from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History, marked
-from nlrl_jax.rollouts.lines import LinePlayer
-from nlrl_jax.rollouts.transcripts import PlayedTranscript, play
+from nlrl_jax.rollouts.transcripts import PlayedTranscript, TokenPlayer, play
 from nlrl_jax.run import players
-from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.limits import first_tasks, too_short
 from nlrl_jax.run.ms_grpo.config import AgentConfig, TranscriptConfig
+from nlrl_jax.run.ms_grpo.token_players import player_maker
 from nlrl_jax.run.ms_grpo.training import Training
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Sampling
 
@@ -128,7 +126,7 @@ class TranscriptTraining(Training):
         session = Session(form.cache_mb)
         self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), kv_session=session)
         prompts = dataclasses.replace(form.prompts, prompt=config.prompt)
-        self.dialogue = dialogue_for(game, prompts, config.model, loaded.tokenizer, form.think)
+        self.make_player = player_maker(game, form.turns, prompts, config.model, loaded.tokenizer, self.room)
         self.check_room()
         beginning = self.player({}, greedy=False).beginning()  # read once for all rows, where that pays
         self.reader = transcripts.Reader(
@@ -137,7 +135,7 @@ class TranscriptTraining(Training):
         key = jax.random.fold_in(jax.random.key(config.seed), 0)
         self.state = init_state(network, loaded.params, learning, key)
         self.shows = "env_return" if game.score or not game.has_success else "success"
-        self.score = game.score
+        self.score, self.columns = game.score, ("actions_read",) if form.turns.turns == "chat" else ()
 
     def too_short(self) -> list[str]:
         """See `Training.too_short`."""
@@ -164,11 +162,11 @@ class TranscriptTraining(Training):
         for goal, observation in beginnings:
             player.prompt(History(goal, observation), ())
 
-    def player(self, variables: Any, greedy: bool) -> LinePlayer:
+    def player(self, variables: Any, greedy: bool) -> TokenPlayer:
         """Who acts with these variables."""
         sampling = self.config.sampling
         sampling = Sampling(sampling.max_tokens, temperature=0.0) if greedy else sampling
-        return LinePlayer(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
+        return self.make_player(self.writer.with_variables(variables), sampling)
 
     def update(self, state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
         """One iteration of Algorithm 1. The same state and key give the same bits."""
@@ -178,7 +176,8 @@ class TranscriptTraining(Training):
         tasks = self.tasks.draw(learning.num_groups, np.random.default_rng(seed))
         player = self.player({"params": state.params, "lora": state.lora}, greedy=False)
         repeated = [task for task in tasks for _ in range(G)]
-        played = play(player, limited(self.game, learning.max_turns), repeated, seed, self.form.give_up, 0)
+        game, limit = limited(self.game, learning.max_turns), self.form.turns.episode_tokens
+        played = play(player, game, repeated, seed, self.form.give_up, 0, limit)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
         reader = self.reader
         if not all(episode.begins(reader.begin) for episode in played):
@@ -200,8 +199,11 @@ class TranscriptTraining(Training):
         """See `Training.judge`; on the held-out tasks."""
         player = self.player(variables, greedy=True)
         game = limited(self.evaluated, self.config.eval_turns)
-        played = play(player, game, self.tasks.held_out.tasks, 0, pictured=num_shown)
-        text = [as_record(episode, game, self.writer.tokenizer) for episode in played[:num_shown]]
+        tasks, limit = self.tasks.held_out.tasks, self.form.turns.episode_tokens
+        played = play(player, game, tasks, 0, pictured=num_shown, episode_tokens=limit)
+        text = [
+            as_record(episode, game, self.writer.tokenizer, self.form.turns.turns) for episode in played[:num_shown]
+        ]
         return summarize(played, game, self.config.learning.invalid_action_reward), text
 
 
@@ -213,11 +215,6 @@ def limited(game: HostGame, steps: int) -> HostGame:
 @functools.lru_cache(2)
 def _step(reader: transcripts.Reader, config: MSGRPOConfig):
     return PROGRAMS.own(jax.jit(transcripts.make_update(reader, config), donate_argnums=0))
-
-
-def dialogue_for(game: HostGame, prompts: PromptConfig, model: str, tokenizer: Tokenizer, think: bool):
-    """The prompts of an agent that acts, or thinks and acts, in an episode's transcript."""
-    return dialogue_of(METHODS["cot" if think else "react"], game, prompts, model, tokenizer, 0)
 
 
 def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action_reward: float) -> dict[str, float]:
@@ -234,31 +231,32 @@ def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action
         "turns": len(turns) / len(played),
         "invalid_actions": float(np.mean([turn.invalid for turn in turns])),
         "format_penalty": float(np.mean([transcripts.format_penalty(turn) for turn in turns])),
+        "actions_read": float(np.mean([not turn.unread for turn in turns])),
         **success,
     }
 
 
-def as_record(played: PlayedTranscript, game: HostGame, tokenizer: Tokenizer) -> dict[str, Any]:
+def as_record(played: PlayedTranscript, game: HostGame, tokenizer: Tokenizer, form: str) -> dict[str, Any]:
     """An episode of a game with its limit, in the form of `transcript.transcripts`: the first prompt is whole, of the
-    others what is new in them."""
+    others what is new in them. form: "chat" or "lines"."""
     episode = played.episode
     boards = list(episode.boards) or [turn.observation for turn in played.turns]
     final = episode.boards[-1] if episode.boards else episode.history.steps[-1].observation
     turns = []
     for t, turn in enumerate(played.turns):
         prompt = tokenizer.decode(list(turn.replies[0].prompt), skip_special_tokens=False)
-        replies = [reply.written for reply in turn.replies]
+        replies, line = [reply.written for reply in turn.replies], f"Observation: {marked(turn.observation)}"
         turns.append(
             {
                 "board": boards[t],
-                "prompt": f"Observation: {marked(turn.observation)}" if t else prompt,
+                "prompt": prompt if not t else turn.observation if form == "chat" else line,
                 "reply": "\n".join(tokenizer.decode(list(reply.tokens)).strip("\n") for reply in replies),
                 "actions": [] if turn.invalid else [turn.action],
                 "steps": int(not turn.invalid),
                 "invalid": int(turn.invalid),
                 "format_penalty": transcripts.format_penalty(turn),
                 "reward": turn.reward,
-                "cut": not all(reply.ended for reply in replies),
+                "cut": transcripts.cut_replies(turn) > 0,
             }
         )
     success = episode.success if game.has_success else None
