@@ -24,7 +24,9 @@ def reply_form(game: HostGame) -> str:
 
     Where the game has tools it is empty, as the chat template describes the form of calls.
     """
-    if game.reply_form or game.read_action or game.tools:
+    if game.tools:
+        return ""
+    if game.reply_form or game.read_action:
         return game.reply_form
     example = game.actions[0] if game.actions else "..."
     return f'End each reply with a line that holds one action, in the form "Action: {example}".'

@@ -15,15 +15,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Sequence
 
-from nlrl_jax.lm.conversation import ConversationForm
-from nlrl_jax.lm.turns import FRESH
+from nlrl_jax.lm.conversation import ConversationForm, ToolResult
+from nlrl_jax.lm.conversation_plan import FRESH
+from nlrl_jax.lm.turns import assistant, tool_reply
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.roles.messages import first_message, read_reply, shortened_message
 from nlrl_jax.rollouts.transcripts import Move, PromptedReply, TokenPlayer, Tokens, Write, Writer, observation_after
 from nlrl_jax.types import HostGame, Sampling, Written
 
+_NO_TOOL = "environment"  # says why a call cannot be read
+_ONE_CALL = "Not carried out: one call a turn."
 _SHORTEST = 8  # tokens of a reply, below which shorter ones are no advice
 
 
@@ -74,14 +78,25 @@ class ChatPlayer(TokenPlayer):
         """See `TokenPlayer.unlike_tasks`."""
         return History("", "a"), History("", "Z")
 
-    def step(self, replies: Sequence[PromptedReply], observation: str):
+    def step(self, move: Move, observation: str):
         """See `TokenPlayer.step`; messages where prompts are rendered anew."""
-        tokens = _turn_tokens(replies)
+        tokens = _turn_tokens(move.replies)
         without_end = self._without_end(tokens)
+        results = self._results(move, observation)
         if self.form.way == FRESH:
             text = self.model.tokenizer.decode(without_end, skip_special_tokens=False)
-            return {"role": "assistant", "content": text}, self.form.plan.form.observation(observation)
-        return tokens + self.form.between(observation, ended=len(without_end) < len(tokens))
+            shown = [tool_reply(result.text, result.name, n) for n, result in enumerate(results)]
+            return assistant(text), *(shown or [self.form.plan.form.observation(observation)])
+        ended = len(without_end) < len(tokens)
+        between = self.form.after_calls(results, ended) if results else self.form.between(observation, ended)
+        return tokens + between
+
+    def _results(self, move: Move, observation: str) -> list[ToolResult]:
+        """What the tools say that a reply has called; none where it has called none."""
+        if self.form.tools and move.problem:
+            return [ToolResult(_NO_TOOL, move.problem)]
+        texts = (observation, *[_ONE_CALL] * len(move.tools[1:]))
+        return [ToolResult(*result) for result in zip(move.tools, texts, strict=False)]
 
     def tokens(self, history: History, steps: Sequence, dropped: int) -> Tokens:
         """See `TokenPlayer.tokens`."""
@@ -119,8 +134,23 @@ class ChatPlayer(TokenPlayer):
         is_closed = len(replies) > 1
         thought = len(replies[0].written.tokens) if is_closed else thought
         answer = replies[-1].written.tokens[0 if is_closed else thought :]
-        action, problem = read_reply(self.model.tokenizer.decode(self._without_end(answer)), game)
-        return Move(replies, action, problem, thought_tokens=thought, is_closed=is_closed)
+        action, unread, problem, tools = self._read(game, self._without_end(answer))
+        return Move(replies, action, unread, problem, thought_tokens=thought, is_closed=is_closed, tools=tools)
+
+    def _read(self, game: HostGame, answer: Tokens) -> tuple[str, bool, str, tuple[str, ...]]:
+        """Reads an answer: the action, and of a `Move` the fields unread, problem and tools."""
+        text = self.model.tokenizer.decode(answer)
+        if not game.tools:
+            action, problem = read_reply(text, game)
+            return action, bool(problem), problem, ()
+        found = self.form.read_calls(answer)
+        if found.calls:
+            call = found.calls[0]
+            names = tuple(call.name for call in found.calls)
+            return json.dumps({"name": call.name, "arguments": call.arguments}), False, "", names
+        if found.errors:
+            return json.dumps({"error": found.errors[0]}), True, found.errors[0], ()
+        return text.strip(), True, "", ()  # an answer in words is the model's to give: no fault
 
     def _without_end(self, tokens: Tokens) -> Tokens:
         return tokens[:-1] if tokens and tokens[-1] in self.model.tokenizer.eos_ids else tokens

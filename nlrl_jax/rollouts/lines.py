@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from nlrl_jax.roles.actions import read_action
 from nlrl_jax.roles.dialogues import Dialogue, History, marked, room_advice
@@ -80,8 +80,9 @@ class LinePlayer(TokenPlayer):
 
         return head
 
-    def step(self, replies: Sequence[PromptedReply], observation: str) -> Tokens:
+    def step(self, move: Move, observation: str) -> Tokens:
         """See `TokenPlayer.step`."""
+        replies = move.replies
         thought = self.after(replies[0].written, "Action:") if len(replies) > 1 else ()
         return thought + self.after(replies[-1].written, f"Observation: {marked(observation)}\n{self._begin}")
 
@@ -101,7 +102,7 @@ class LinePlayer(TokenPlayer):
         note = self.line(replies[0].written) if len(replies) > 1 else ""
         thought_tokens = sum(len(reply.written.tokens) for reply in replies[:-1])
         # The game answers to what was written even where no action can be read in it.
-        return Move(replies, action or line or "nothing", problem, note, thought_tokens)
+        return Move(replies, action or line or "nothing", bool(problem), problem, note, thought_tokens)
 
     def refusal(self, history: History, size: int) -> str:
         """See `TokenPlayer.refusal`."""

@@ -54,13 +54,15 @@ class PromptedReply(NamedTuple):
 class Move(NamedTuple):
     """What an episode does in a turn.
 
-    replies: as the model wrote them. action: as the game gets it. problem: why no action could be read; "".
-    note: a thought that the history shows. thought_tokens: of the replies, those that are thoughts.
-    tools: names of the tools that were called.
+    replies: as the model wrote them. action: as the game gets it. unread: no action could be read in the replies.
+    problem: why that is a fault of the model; "" where it is none. note: a thought that the history shows.
+    thought_tokens: of the replies, those that are thoughts. is_closed: the first reply is a thought that was as long as
+    one may be and was closed for the model, which is no fault of its form. tools: names of the tools that were called.
     """
 
     replies: tuple[PromptedReply, ...]
     action: str
+    unread: bool = False
     problem: str = ""
     note: str = ""
     thought_tokens: int = 0
@@ -73,8 +75,8 @@ class TranscriptTurn(NamedTuple):
 
     observation: what the model acted on. replies: a thought, if there is one by itself, and the action. action: as the
     game got it. reward: the game's. invalid: the game could not carry the action out, or there is none in the reply; an
-    action of the game that changed nothing (`Outcome.idle`) is not. unread: no action could be read in the reply.
-    thought_tokens, is_closed, tools: see `Move`.
+    action of the game that changed nothing (`Outcome.idle`) is not. unread, thought_tokens, is_closed, tools: see
+    `Move`.
     """
 
     observation: str
@@ -140,7 +142,7 @@ class TokenPlayer:
         """The prompt of a history after so many steps, without any step before or after."""
         raise NotImplementedError
 
-    def step(self, replies: Sequence[PromptedReply], observation: str) -> Tokens:
+    def step(self, move: Move, observation: str) -> Tokens:
         """A turn in the next prompts: what the model wrote, as it was sampled, and what it reads then."""
         raise NotImplementedError
 
@@ -181,6 +183,13 @@ class TokenPlayer:
         if len(head) + self.reserve > self.room:
             raise ValueError(self.refusal(history, len(head)))
         return head
+
+    def check_limit(self, episode_tokens: int) -> None:
+        """Raises ValueError: an episode of so many tokens has no room for a turn. 0 is no limit."""
+        if 0 < episode_tokens < self.turn_tokens:
+            raise ValueError(
+                f"--episode_tokens is {episode_tokens}, but a turn may write {self.turn_tokens}; give at least as many"
+            )
 
     def beginning(self) -> Tokens:
         """The tokens that prompts of all tasks begin with, such as instructions and examples."""
@@ -236,8 +245,9 @@ def play(
       episode_tokens: that an episode may write; it ends before a turn that could write more. 0 is no limit.
 
     Raises:
-      ValueError: the context cannot hold a first observation.
+      ValueError: the context cannot hold a first observation, or an episode of so many tokens no turn.
     """
+    player.check_limit(episode_tokens)
     ledgers = [_Ledger() for _ in tasks]
     seeds = np.random.default_rng(seed)
 
@@ -250,7 +260,7 @@ def play(
         for ledger, history in zip(running, histories, strict=True):
             if t:
                 # The model's tokens are taken as they were drawn, never tokenised again from their text.
-                ledger.steps.append(player.step(ledger.moves[-1].replies, observation_after(history, t)))
+                ledger.steps.append(player.step(ledger.moves[-1], observation_after(history, t)))
         prompts = [player.prompt(history, ledger.steps) for ledger, history in zip(running, histories, strict=True)]
         moves = player.act(game, prompts, write)
         for ledger, move in zip(running, moves, strict=True):
@@ -261,10 +271,10 @@ def play(
 
     def rule(history: History, outcome: Outcome) -> Outcome:
         ledger, t = ledgers[history.task[2]], len(history.steps) + 1
-        unread = bool(ledger.moves[-1].problem)
+        faulty = bool(ledger.moves[-1].problem)
         # An action of the game that changed nothing (idle) counts towards giving up, but is not fined.
-        ledger.in_vain = ledger.in_vain + 1 if unread or not outcome.valid else 0
-        ledger.invalid.append(unread or not (outcome.valid or outcome.idle))
+        ledger.in_vain = ledger.in_vain + 1 if faulty or not outcome.valid else 0
+        ledger.invalid.append(faulty or not (outcome.valid or outcome.idle))
         if outcome.done or t == game.max_steps:
             return outcome
         # Turns that are given up count as invalid actions, so that giving up early does not pay.
@@ -296,7 +306,7 @@ def _played(episode: host_games.Episode, ledger: _Ledger) -> PlayedTranscript:
     turns = tuple(
         TranscriptTurn(
             observation_after(history, t), move.replies, move.action, episode.rewards[t], ledger.invalid[t],
-            bool(move.problem), move.thought_tokens, move.is_closed, move.tools,
+            move.unread, move.thought_tokens, move.is_closed, move.tools,
         )
         for t, move in enumerate(ledger.moves)
     )  # fmt: skip

@@ -13,6 +13,7 @@ from absl import flags
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run import app, directory
+from nlrl_jax.run.flags import join_switches
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import load_tokenizer
 
@@ -41,7 +42,7 @@ def run(name, *args):
     """`nlrl-jax NAME ARGS`. A refusal is a SystemExit with the line that is printed."""
     with loaded(name) as module, contextlib.ExitStack() as end:
         end.callback(lambda: [directory.close_run(folder) for folder in list(directory._held)])
-        rest = flags.FLAGS([name, *map(str, args)])
+        rest = flags.FLAGS(join_switches([name, *map(str, args)]))
         with (
             mock.patch.object(app.absl_app, "run", lambda main, flags_parser: main(rest)),
             mock.patch.object(app, "use_compilation_cache"),  # the tests have their own

@@ -59,7 +59,7 @@ def player_maker(
         return lambda writer, sampling: LinePlayer(writer, dialogue, sampling, room)
     system = system_text(game, compact=prompts.form(model)[0] == "compact")
     thinks = {"auto": None, "off": False, "on": True}[config.think]
-    form = ConversationForm.of(tokenizer, game.tools or None, thinks, bool(system))
+    form = ConversationForm.of(tokenizer, game.tools, thinks, bool(system))
     print("".join(f"chat template: {note}\n" for note in form.notes), end="", file=sys.stderr, flush=True)
     last = prompts.history or game.history
     return lambda writer, sampling: ChatPlayer(writer, form, system, sampling, room, config.think_tokens, last)

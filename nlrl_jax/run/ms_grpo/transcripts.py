@@ -25,7 +25,7 @@ from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kin
 from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.limits import first_tasks, too_short
 from nlrl_jax.run.ms_grpo.config import AgentConfig, TranscriptConfig
-from nlrl_jax.run.ms_grpo.token_players import player_maker
+from nlrl_jax.run.ms_grpo.token_players import player_maker, settled
 from nlrl_jax.run.ms_grpo.training import Training
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Sampling
 
@@ -114,15 +114,16 @@ class TranscriptTraining(Training):
 
     def __init__(self, config: AgentConfig, form: TranscriptConfig, name: str, game: HostGame, evaluated: HostGame):
         learning = config.learning
-        self.config, self.form, self.name = config, form, name
+        self.config, self.name = config, name
         self.game, self.evaluated, self.legend = game, evaluated, game.legend
         self.tasks = Tasks.of(game, evaluated, form.missions, config.eval_episodes, config.seed)
         if self.tasks.held_out.note:
             print(self.tasks.held_out.note, flush=True)
         self.mesh = mesh = players.parse_mesh(config.mesh)
         loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
+        form = dataclasses.replace(form, turns=settled(form.turns, config.model, loaded.tokenizer))
         self.network, network = loaded.config, Transformer(loaded.config, mesh=mesh)
-        self.room = self.network.max_positions
+        self.form, self.room = form, self.network.max_positions
         session = Session(form.cache_mb)
         self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), kv_session=session)
         prompts = dataclasses.replace(form.prompts, prompt=config.prompt)
@@ -149,12 +150,14 @@ class TranscriptTraining(Training):
         ]
 
     def check_room(self) -> None:
-        """Refuses a context that cannot hold one turn, the first or one like those of the game's own example.
+        """Refuses a context, or a limit of an episode's tokens, that cannot hold a turn: the first, or one like those of
+        the game's own example.
 
         Raises:
           ValueError: says what takes how many tokens.
         """
         player = self.player({}, greedy=False)
+        player.check_limit(self.form.turns.episode_tokens)
         firsts = self.tasks.draw(len(self.tasks.fresh), np.random.default_rng(0))
         beginnings = [(start.goal, start.observation) for start in self.game.reset(firsts)]
         examples = self.game.examples("", 1) if self.game.examples else ()
