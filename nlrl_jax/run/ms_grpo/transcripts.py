@@ -150,7 +150,7 @@ class TranscriptTraining(Training):
         ]
 
     def check_room(self) -> None:
-        """Refuses a context, or a limit of an episode's tokens, that cannot hold a turn: the first, or one like those of
+        """Refuses a context, or a limit of an episode's tokens, that cannot hold a turn: the first, or one as in
         the game's own example.
 
         Raises:
