@@ -127,7 +127,7 @@ def read_last_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
     action, and else what `read_action` reads in the whole reply.
     """
     lines = [line.strip() for line in _FENCE.sub("", without_thoughts(text)).splitlines() if line.strip()]
-    labelled = [line for line in lines if _ACTION_LABEL.fullmatch(line) or _TAGGED.search(line)]
+    labelled = [line for line in lines if _ACTION_LABEL.fullmatch(line) or TAGGED.search(line)]
     if labelled or (lines and not actions):
         return read_action((labelled or lines)[-1], actions)
     return read_action(text, actions)
