@@ -9,7 +9,7 @@ that is closed. A field that a refusal names is left out at once. Any other fail
 request once more; then `n` is left out, and then every optional field that has not been in an answered request. What
 was left out of the request that is answered stays out for the run, which is said once.
 
-Messages that the model's chat template refuses are folded (`backends.chat_roles`), and what does not fit the server's
+Messages that the model's chat template refuses are folded (`lm.chat_roles`), and what does not fit the server's
 context (`backends.context_limits`) is an error at once.
 """
 
@@ -21,9 +21,10 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from nlrl_jax.backends import chat_roles, context_limits
+from nlrl_jax.backends import context_limits
 from nlrl_jax.backends.responses import is_filtered
 from nlrl_jax.backends.transport import Failure
+from nlrl_jax.lm import chat_roles
 
 # What makes vLLM, SGLang and llama.cpp continue a chat's last message.
 CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}

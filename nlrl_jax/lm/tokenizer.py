@@ -23,6 +23,7 @@ import numpy as np
 import tokenizers
 
 from nlrl_jax.lm.borders import PLACE, Borders
+from nlrl_jax.lm.chat_roles import rendered
 from nlrl_jax.lm.chat_template import ChatRenderer, TemplateOptions
 from nlrl_jax.lm.control_tokens import MARK, ControlTokens
 from nlrl_jax.lm.spelling import byte_level_bytes, sentencepiece_bytes, without_blanks
@@ -282,6 +283,7 @@ class Tokenizer:
             assistant's, it is left open: its content follows the opened turn, after a thought, unchanged. Without a
             chat template such a chat is the contents of its messages as they are, an empty line between them, behind
             the bos where the model's texts begin with one (`adds_bos`).
+            What a template without a system role (Gemma, Mistral) refuses stands before the user's first message.
           thinks: False closes a thought that the template opens for the reply, as the template does without thoughts.
 
         Raises:
@@ -293,11 +295,16 @@ class Tokenizer:
                 return beginning + "\n\n".join(message["content"] for message in chat)
             # Templates close an assistant's message; this one is to be continued.
             return self.render_chat(chat[:-1], thinks=False) + self.as_content(chat[-1]["content"])
-        text = self.renderer(chat, add_generation_prompt)
+
+        def render(**variables):
+            renderer = functools.partial(self.renderer, add_generation_prompt=add_generation_prompt, **variables)
+            return rendered(renderer, chat)
+
+        text = render()
         if thinks or not closing(text):
             return text
         # The first known switch that keeps the template from opening a thought; else the thought is closed by hand.
-        without = (self.renderer(chat, add_generation_prompt, **{name: False}) for name in NO_THOUGHTS)
+        without = (render(**{name: False}) for name in NO_THOUGHTS)
         return next((candidate for candidate in without if not closing(candidate)), text + closing(text))
 
     @functools.cached_property

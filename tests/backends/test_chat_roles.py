@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from nlrl_jax.backends import chat_roles
-from nlrl_jax.backends.chat_roles import SYSTEM, TURNS
 from nlrl_jax.backends.transport import EndpointError
+from nlrl_jax.lm import chat_roles
+from nlrl_jax.lm.chat_roles import SYSTEM, TURNS
 from nlrl_jax.types import Chat
 from tests.backends import server as s
 from tests.backends.endpoints import GREEDY, model

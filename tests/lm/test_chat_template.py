@@ -82,3 +82,34 @@ def test_a_template_that_is_no_jinja_is_one_sentence():
         render("{% for %}", messages=CHAT)
     with pytest.raises(ValueError, match="the chat template cannot be read: "):
         variables_of("{% for %}")
+
+
+ROLES = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + ROLES
+IN_TURN = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [NO_SYSTEM, IN_TURN + ROLES, IN_TURN + NO_SYSTEM])
+def test_a_system_text_stands_before_the_first_question_where_there_is_no_such_role(template):
+    tokenizer = dataclasses.replace(small_tokenizer(), chat_template=template)
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert tokenizer.render_chat(chat) == "<user>Be brief.\n\nHi<a>"
+    assert tokenizer.render_chat([*chat, {"role": "assistant", "content": "Yes"}]) == "<user>Be brief.\n\nHi<a>Yes"
+    assert tokenizer.render_chat(chat[1:], add_generation_prompt=False) == "<user>Hi"
+
+
+def test_questions_in_a_row_are_one_where_roles_alternate():
+    tokenizer = dataclasses.replace(small_tokenizer(), chat_template=IN_TURN + ROLES)
+    chat = [{"role": "user", "content": text} for text in ("One", "Two")]
+    assert tokenizer.render_chat(chat) == "<user>One\n\nTwo<a>"
+
+
+@pytest.mark.parametrize("says", ["System role not supported", "no more than one question"])
+def test_a_template_that_refuses_every_form_says_why_it_refused_the_first(says):
+    tokenizer = dataclasses.replace(small_tokenizer(), chat_template=f"{{{{ raise_exception('{says}') }}}}")
+    with pytest.raises(ValueError, match=f"the chat template refused the chat: {says}"):
+        tokenizer.render_chat([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])

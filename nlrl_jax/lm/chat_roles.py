@@ -5,8 +5,10 @@ folded([system, user, user], {SYSTEM, TURNS}) == [user]    # their texts with an
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 SYSTEM, TURNS = "system messages", "two messages of one role in a row"
 # What chat templates and servers say: Gemma, Mistral, Phi, Gemini, Bedrock, OpenAI's o1-mini, Anthropic, llama.cpp.
@@ -39,9 +41,9 @@ def refuses_prefill(error: str) -> bool:
     return _NO_PREFILL.search(error) is not None
 
 
-def folded(messages: Sequence[dict[str, str]], kinds: Collection[str]) -> list[dict[str, str]]:
+def folded(messages: Sequence[Mapping[str, Any]], kinds: Collection[str]) -> list[dict[str, Any]]:
     """The messages without what the `kinds` name: a system text stands before the first message of the user."""
-    messages = list(messages)
+    messages = [dict(message) for message in messages]
     if SYSTEM in kinds:
         system = [message["content"] for message in messages if message["role"] == "system"]
         messages = [message for message in messages if message["role"] != "system"]
@@ -50,9 +52,26 @@ def folded(messages: Sequence[dict[str, str]], kinds: Collection[str]) -> list[d
             messages.insert(0, {"role": "user", "content": "\n\n".join(system)})
         elif system:
             messages[first] = {**messages[first], "content": "\n\n".join([*system, messages[first]["content"]])}
-    merged: list[dict[str, str]] = []
+    merged: list[dict[str, Any]] = []
     for message in messages:
         if TURNS in kinds and merged and merged[-1]["role"] == message["role"]:
             message = {**message, "content": f"{merged.pop()['content']}\n\n{message['content']}"}
         merged.append(message)
     return merged
+
+
+def rendered(render: Callable[[Sequence[Mapping[str, Any]]], str], messages: Sequence[Mapping[str, Any]]) -> str:
+    """What a chat template writes, or of the messages folded where it refuses them for their roles.
+
+    Raises:
+      ValueError: it refuses them in any form, or for something else.
+    """
+    try:
+        return render(messages)
+    except ValueError as error:
+        kinds = {*refused(str(error))}
+        # Roles that are to alternate may mean that there is no system role.
+        for extra in ((), (SYSTEM,)) if kinds else ():
+            with contextlib.suppress(ValueError):
+                return render(folded(messages, kinds.union(extra)))
+        raise
