@@ -37,6 +37,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 HERE = pathlib.Path(__file__).parent
 VOCAB = 64
@@ -56,6 +57,11 @@ GEMMA3 = dict(
     },
 )  # fmt: skip
 MOE = dict(head_dim=12, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
+QWEN35 = dict(
+    head_dim=12, num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6,
+    linear_value_head_dim=8, linear_conv_kernel_dim=4, rms_norm_eps=1e-2,
+    rope_parameters=dict(partial_rotary_factor=0.5),
+)  # fmt: skip
 SHORT, LONG = (12, 7, 9), (80, 41, 77)  # lengths of the three rows
 # name: (model, configuration, whether embeddings are tied, base of the rotary angles, other fields, lengths)
 FAMILIES = {
@@ -65,6 +71,7 @@ FAMILIES = {
     "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config, True, 777.0, {}, SHORT),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, True, 54321.0, dict(head_dim=16), SHORT),
     "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, False, 1e4, MOE, SHORT),
+    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, False, 1e4, QWEN35, LONG),
     "gemma": (GemmaForCausalLM, GemmaConfig, True, 1e4, dict(head_dim=12, num_key_value_heads=1), SHORT),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, True, 1e5, GEMMA3, LONG),
     "mistral": (MistralForCausalLM, MistralConfig, False, 1e4, dict(sliding_window=5, head_dim=12), SHORT),
@@ -72,10 +79,13 @@ FAMILIES = {
 
 
 def randomise(model, generator, scale=0.15):
-    """Weights large enough that every part of the decoder moves the logits; Gemma's norms multiply by 1 + weight."""
-    centre = 0.0 if "gemma" in model.config.model_type else 1.0
+    """Weights large enough that every part of the decoder moves the logits; the norms of Gemma and Qwen3.5 (but those
+    of its linear layers) multiply by 1 + weight."""
+    centre = 0.0 if "gemma" in model.config.model_type or "qwen3_5" in model.config.model_type else 1.0
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
+        if "linear_attn.norm" in name:
+            noise += 5
         weight.data.copy_(centre + 0.2 * noise if "norm" in name else scale * noise)
 
 

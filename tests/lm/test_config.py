@@ -13,7 +13,7 @@ from nlrl_jax.lm.families import LINEAR as LINEAR_LAYER
 from nlrl_jax.weights.layout import shapes
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
-FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma3")
+FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma3", "qwen3_5")
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,

@@ -17,7 +17,7 @@ from nlrl_jax.weights.layout import merged_kernel
 from tests.lm.noise import noisy, noisy_params
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
-FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma3")
+FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma3", "qwen3_5")
 SMALL = ModelConfig(40, 16, 24, 2, 4, 2, 6, 64, qkv_bias=True, qk_norm=True, lora=LoraConfig(3, 5.0))
 
 

@@ -16,7 +16,7 @@ from nlrl_jax.weights.tensors import Tensors, remove_weights
 from tests.lm.test_transformer import merge_lora
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
-FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma3")
+FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma3", "qwen3_5")
 
 
 def equal(a, b):
