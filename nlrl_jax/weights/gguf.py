@@ -4,8 +4,8 @@
 
 Files differ from Hugging Face's in three ways, which are undone: the rows of Llama's q and k are permuted for
 interleaved rotary embeddings (this decoder rotates halves), Gemma's norms hold 1 + weight, and all experts of a layer
-are one tensor. Metadata keys follow the GGUF specification (ggml, docs/gguf.md); what llama.cpp has as constants of
-Gemma 3 and Qwen3-MoE is said below.
+are one tensor; for linear layers see `gguf_delta_net`. Metadata keys follow the GGUF specification (ggml,
+docs/gguf.md); what llama.cpp has as constants of Gemma 3 and Qwen3-MoE is said below.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from nlrl_jax.lm.attention import llama3_factors
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.families import FAMILIES, FULL, LARGEST, SLIDING, LinearRopeScaling, RopeScaling
-from nlrl_jax.weights import layout, names
+from nlrl_jax.weights import gguf_delta_net, layout, names
 from nlrl_jax.weights.gguf_file import GGUFFile
 
 _EMBEDDING, _HEAD = names.gguf(("embedding",)), names.gguf(("lm_head",))
@@ -32,6 +32,7 @@ _FAMILIES = {  # `general.architecture` -> `model_type`; files of Mistral 7B cal
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
+    "qwen35": "qwen3_5_text",
     "gemma": "gemma",
     "gemma3": "gemma3_text",
 }
@@ -62,7 +63,7 @@ def load(
     file = GGUFFile(path)
     config = _config(file)
     config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, **overrides)
-    shapes = {name: file.shape(name) for name in file if name != _ROPE_FACTORS}
+    shapes = {name: file.shape(name) for name in file if name != _ROPE_FACTORS and not _is_of_mtp(name, config)}
     layout.check_sizes(file.path, config, shapes, "its metadata call for")
     layout.check_tensors(file.path, _expected(config), shapes, "its metadata call for")
     file.check_readable()
@@ -72,7 +73,9 @@ def load(
             orders["blocks", "attention", module, "kernel"] = half_split(heads, config.head_dim)
 
     def fetch(path_in_tree, place, index):
-        name = names.gguf(path_in_tree, place)
+        name = names.gguf(path_in_tree, place, config.num_linear_layers > 0)
+        if "delta" in path_in_tree:
+            return layout.finite(gguf_delta_net.read(file, config, name, path_in_tree, index), file.path, name)
         if layout.transposed(path_in_tree):
             columns, rows = index
             if len(place) == 2:  # experts lie one after another
@@ -90,10 +93,18 @@ def load(
 
 def _expected(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of such a file."""
-    return {
-        names.gguf(path, place): shape if len(place) < 2 else (config.num_experts, *shape)
-        for path, place, shape in layout.tensors(config)
-    }
+    shapes = {}
+    for path, place, shape in layout.tensors(config):
+        shape = shape if len(place) < 2 else (config.num_experts, *shape)
+        shapes[names.gguf(path, place, config.num_linear_layers > 0)] = gguf_delta_net.stored_shape(path, shape)
+    return shapes
+
+
+def _is_of_mtp(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor is for predicting several tokens at once: of a layer after the model's own."""
+    prefix, _, rest = name.partition(".")
+    layer = rest.partition(".")[0]
+    return prefix == "blk" and config.num_linear_layers > 0 and layer.isdecimal() and int(layer) >= config.num_layers
 
 
 def read_config(path: str | os.PathLike) -> ModelConfig:
@@ -164,7 +175,8 @@ def _config(file: GGUFFile) -> ModelConfig:
         raise ValueError(f"{path}: tensor {_EMBEDDING} missing")
     hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
     head_dim = keys.size("attention.key_length", hidden // heads)
-    for key in ("rope.dimension_count", "attention.value_length"):
+    partial = architecture == "qwen35"  # a part of each head is turned
+    for key in ("attention.value_length",) if partial else ("rope.dimension_count", "attention.value_length"):
         if keys.size(key, head_dim) != head_dim:
             raise ValueError(
                 f"{path} has {architecture}.{key} = {keys.get(key)}; {head_dim}, all of a head, is implemented"
@@ -172,6 +184,8 @@ def _config(file: GGUFFile) -> ModelConfig:
     theta = keys.number("rope.freq_base", 10000.0)
     family = FAMILIES[_FAMILIES[architecture]]
     num_layers = keys.size("block_count")
+    if partial:
+        num_layers -= keys.get("nextn_predict_layers", 0)
     return ModelConfig(
         vocab_size=file.shape(_EMBEDDING)[0],
         hidden_size=hidden,
@@ -189,6 +203,7 @@ def _config(file: GGUFFile) -> ModelConfig:
         **family.fields,
         **(_gemma3(keys, num_layers, hidden // heads, head_dim) if architecture == "gemma3" else {}),
         **(_experts(keys) if architecture == "qwen3moe" else {}),
+        **(gguf_delta_net.config_fields(keys, num_layers, head_dim) if partial else {}),
     )
 
 

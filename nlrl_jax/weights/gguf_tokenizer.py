@@ -19,6 +19,8 @@ from nlrl_jax.weights.gguf_file import GGUFFile
 from nlrl_jax.weights.gguf_sentencepiece import merges_by_score, sentencepiece_backend
 
 LLAMA3 = SPLIT.replace("DIGITS", r"\p{N}{1,3}")
+# A combining mark belongs to the letters before it.
+QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
 
 
 def split_pattern(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -49,6 +51,7 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), lambda: _gpt2(digits=False)),
     "default": _default,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), lambda: split_pattern(QWEN2)),
+    "qwen35": lambda: split_pattern(QWEN35),
     **dict.fromkeys(_LLAMA3, lambda: split_pattern(LLAMA3)),
 }
 
@@ -203,7 +206,7 @@ def _byte_level_backend(
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path}: tokenizer.ggml.merges does not fit its vocabulary: {reason}") from None
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    if pre in ("qwen2", "deepseek-r1-qwen"):
+    if pre in ("qwen2", "deepseek-r1-qwen", "qwen35"):
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -79,9 +79,11 @@ def of_text_part(name: str) -> str | None:
     return _TEXT_PART.sub(lambda match: match[1] or match[2], name, count=1) if _TEXT_PART.match(name) else name
 
 
-def gguf(path: Path, place: Place = ()) -> str:
+def gguf(path: Path, place: Place = (), with_linear_layers: bool = False) -> str:
     """The name in a GGUF file of the parameter at `path` (of one layer)."""
-    return _name(path, place, 1)
+    name = _name(path, place, 1)
+    # Files of models with linear layers have Hugging Face's name for the second norm of all layers.
+    return name.replace("ffn_norm", "post_attention_norm") if with_linear_layers else name
 
 
 def _name(path: Path, place: Place, form: int, sandwich_norms: bool = False) -> str:

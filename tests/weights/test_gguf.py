@@ -38,12 +38,22 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
 }
+LINEAR_LAYERS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.out_proj": "ssm_out",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+}
 SANDWICH = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-ARCHITECTURES = {"llama31": "llama", "qwen2_tied": "qwen2", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {"llama31": "llama", "qwen2_tied": "qwen2", "qwen3_moe": "qwen3moe", "qwen3_5": "qwen35"}
 
 
 def permute(rows, heads):
@@ -51,17 +61,44 @@ def permute(rows, heads):
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
+def in_tiles(rows, sizes, width):
+    """Rows by value head, those of a key head together, as llama.cpp stores them: one of each key head, and so on."""
+    first = len(rows) - sizes.num_value_heads * width
+    heads = rows[first:].reshape(sizes.num_key_heads, -1, width, *rows.shape[1:]).swapaxes(0, 1)
+    return np.concatenate([rows[:first], heads.reshape(rows[first:].shape)])
+
+
+def of_linear_layer(key, value, sizes):
+    """(name after the layer's prefix, value) in a GGUF file of a tensor of Gated DeltaNet."""
+    stem = key.removesuffix(".weight")
+    if stem in ("linear_attn.A_log", "linear_attn.dt_bias"):
+        value = in_tiles(value, sizes, 1)
+        return ("ssm_a", -np.exp(value)) if "A_log" in stem else ("ssm_dt.bias", value)
+    value = value.squeeze(1) if "conv1d" in stem else value
+    if stem.endswith(("qkv", "conv1d", "in_proj_z")):
+        value = in_tiles(value, sizes, sizes.value_head_dim)
+    elif stem.endswith(("in_proj_a", "in_proj_b")):
+        value = in_tiles(value, sizes, 1)
+    elif stem.endswith("out_proj"):
+        value = in_tiles(value.T, sizes, sizes.value_head_dim).T
+    return f"{LINEAR_LAYERS[stem]}.weight", value
+
+
 def write(path, name, architecture="", change=lambda tensors: None, extra=lambda writer: None):
     config = huggingface.read_config(GOLDENS / name)
     architecture = architecture or ARCHITECTURES.get(name, name)
     tensors, experts = {}, {}
-    names = NAMES | (SANDWICH if config.sandwich_norms else {})
+    names = NAMES | (SANDWICH if config.sandwich_norms else {}) | (LINEAR_LAYERS if config.num_linear_layers else {})
     for key, value in load_file(GOLDENS / name / "model.safetensors").items():
         stem, kind = key.rsplit(".", 1)
         prefix = ""
         if stem.startswith("model.layers."):
             layer, stem = stem.removeprefix("model.layers.").split(".", 1)
             prefix = f"blk.{layer}."
+        if stem.startswith("linear_attn"):
+            rest, value = of_linear_layer(f"{stem}.{kind}", value, config.delta_net)
+            tensors[f"{prefix}{rest}"] = value
+            continue
         if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
             value = permute(value, config.num_heads if "q_proj" in stem else config.num_kv_heads)
         if config.norm_offset and "norm" in stem:
@@ -85,9 +122,16 @@ def write(path, name, architecture="", change=lambda tensors: None, extra=lambda
     writer.add_head_count(config.num_heads)
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_key_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.norm_eps)
+    if sizes := config.delta_net:
+        writer.add_ssm_conv_kernel(sizes.conv_width)
+        writer.add_ssm_state_size(sizes.key_head_dim)
+        writer.add_ssm_group_count(sizes.num_key_heads)
+        writer.add_ssm_time_step_rank(sizes.num_value_heads)
+        writer.add_ssm_inner_size(sizes.num_value_heads * sizes.value_head_dim)
+        writer.add_full_attention_interval(4)
     if config.num_experts:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.experts_per_token)
@@ -116,7 +160,9 @@ def reference_reads(kind):
     return True
 
 
-@pytest.mark.parametrize("name", ["llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "gemma", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama31", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "qwen3_5", "gemma", "gemma3"]
+)
 def test_equals_the_hugging_face_checkpoint(name, tmp_path):
     config, params = gguf.load(write(tmp_path / "model.gguf", name))
     want_config, want = huggingface.load(GOLDENS / name)

@@ -64,12 +64,22 @@ QWEN2 = LLAMA3.replace("123 456 78", "1 2 3 4 5 6 7 8").replace("123 4", "1 2 3 
     [
         ("default", DEFAULT), ("gpt-2", GPT2), ("phi-2", GPT2), ("smollm", SMOLLM), ("starcoder", SMOLLM),
         ("llama-bpe", LLAMA3), ("llama3", LLAMA3), ("qwen2", QWEN2), ("deepseek-r1-qwen", QWEN2),
+        ("qwen35", QWEN2),
     ],
 )  # fmt: skip
 def test_text_is_split_as_llama_cpp_splits_it(write, pre, pieces):
     tokenizer = tokenizer_from_gguf(write(pre=pre))
     assert [PLAIN[i] for i in tokenizer.encode(TEXT)] == pieces.split()
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+def test_qwen3_5_keeps_combining_marks_with_their_letters(write):
+    text = "ne\u0301e \u0e17\u0e35\u0e48"  # decomposed letters would be composed first: Thai marks are not
+    splits = {}
+    for pre in ("qwen2", "qwen35"):
+        backend = tokenizer_from_gguf(write(pre=pre)).backend
+        splits[pre] = len(backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)))
+    assert splits == {"qwen2": 3, "qwen35": 2}
 
 
 def test_without_a_pre_tokenizer_it_is_llama_cpps_default_with_a_warning(write):
