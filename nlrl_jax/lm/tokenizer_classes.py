@@ -18,6 +18,8 @@ SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = SPLIT.replace("DIGITS", r"\p{N}")
+# A combining mark belongs to the letters before it.
+QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
 
 Json = dict[str, Any]
 
@@ -50,10 +52,14 @@ def _gpt2(spec: Mapping[str, Any], config: Mapping[str, Any]) -> Json:
     return _byte_level(spec, [], None, add_prefix_space=bool(config.get("add_prefix_space")))
 
 
-def _qwen2(spec: Mapping[str, Any], config: Mapping[str, Any]) -> Json:
-    split = {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "invert": False}
+def _qwen2(spec: Mapping[str, Any], config: Mapping[str, Any], pattern: str = QWEN2) -> Json:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     adds_space = bool(config.get("add_prefix_space"))
     return _byte_level(spec, [split], {"type": "NFC"}, add_prefix_space=adds_space, use_regex=False)
+
+
+def _qwen3_5(spec: Mapping[str, Any], config: Mapping[str, Any]) -> Json:
+    return _qwen2(spec, config, QWEN35)
 
 
 def _sentencepiece(
@@ -111,6 +117,7 @@ _GEMMA = {f"{role}_token": f"<{role}>" for role in ("bos", "eos", "unk", "pad", 
 CLASSES = {
     "GPT2Tokenizer": TokenizerClass(_gpt2, {"bos_token": _END, "eos_token": _END, "unk_token": _END}),
     "Qwen2Tokenizer": TokenizerClass(_qwen2, {"eos_token": _END, "unk_token": _END, "pad_token": _END}),
+    "Qwen3_5Tokenizer": TokenizerClass(_qwen3_5, {"eos_token": _END, "unk_token": _END, "pad_token": _END}),
     "LlamaTokenizer": TokenizerClass(_llama, _LLAMA),
     "CodeLlamaTokenizer": TokenizerClass(_code_llama, {**_LLAMA, **_INFILLING, "fill_token": "<FILL_ME>"}, True),
     "GemmaTokenizer": TokenizerClass(_gemma, _GEMMA),

@@ -32,8 +32,8 @@ _NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "
 _QWEN3 = dict.fromkeys(("qwen3", "qwen3_moe"), "Qwen2Tokenizer")
 _GEMMA = dict.fromkeys(("gemma", "gemma3", "gemma3_text"), "GemmaTokenizer")
 # The class of a folder that names none; that of a folder, whichever it names ("" is the general one).
-_BY_MODEL_TYPE = {"": "", "llama": "", **_QWEN3, **_GEMMA}
-_ALWAYS = {"qwen2": "Qwen2Tokenizer", "mistral": ""}
+_BY_MODEL_TYPE = {"": "", "llama": "", **_QWEN3, "qwen3_5_text": "Qwen3_5Tokenizer", **_GEMMA}
+_ALWAYS = {"qwen2": "Qwen2Tokenizer", "qwen3_5": "Qwen3_5Tokenizer", "mistral": ""}
 _AS_WRITTEN = ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
 
 

@@ -13,14 +13,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from nlrl_jax.lm.spelling import byte_table
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.lm.tokenizer_classes import QWEN2, SPLIT
+from nlrl_jax.lm.tokenizer_classes import QWEN2, QWEN35, SPLIT
 from nlrl_jax.lm.tokenizer_files import TokenizerFiles, adding_bos
 from nlrl_jax.weights.gguf_file import GGUFFile
 from nlrl_jax.weights.gguf_sentencepiece import merges_by_score, sentencepiece_backend
 
 LLAMA3 = SPLIT.replace("DIGITS", r"\p{N}{1,3}")
-# A combining mark belongs to the letters before it.
-QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
 
 
 def split_pattern(pattern: str) -> pre_tokenizers.PreTokenizer:

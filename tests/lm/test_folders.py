@@ -176,6 +176,12 @@ FOLDERS = {
         {"config": {"model_type": "qwen3"}, "tokenizer_config": END | {"added_tokens_decoder": {
             "1": token("<|im_start|>"), "2": token("<|im_end|>"), "322": token("<tool>", special=False)}}},
     ),
+    "qwen3_5, another class": (None, {"config": {"model_type": "qwen3_5"}, "tokenizer_config": END | {
+        "tokenizer_class": "Qwen2Tokenizer"}}),
+    "qwen3_5_text, its class": (None, {"config": {"model_type": "qwen3_5_text"}, "tokenizer_config": END | {
+        "tokenizer_class": None}}),
+    "qwen3_5_text, Qwen2's": (None, {"config": {"model_type": "qwen3_5_text"}, "tokenizer_config": END | {
+        "tokenizer_class": "Qwen2Tokenizer"}}),
     "qwen3, general class": (None, {"config": {"model_type": "qwen3"}}),
     "LlamaTokenizer that is byte-level": (None, {"tokenizer_config": END | {"tokenizer_class": "LlamaTokenizerFast"}}),
     "LlamaTokenizer": (
