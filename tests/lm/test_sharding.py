@@ -1,6 +1,7 @@
 """Eight devices compute what one computes. tests/conftest.py splits the CPU into eight."""
 
 import dataclasses
+import functools
 import pathlib
 
 import jax
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nlrl_jax.lm import placement, sharding, transformer
+from nlrl_jax.lm import acting, placement, sharding, transformer
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.lm.families import FULL, SLIDING
-from nlrl_jax.lm.generate import compute_prefix
+from nlrl_jax.lm.families import FULL, LINEAR, SLIDING, DeltaNetSizes
+from nlrl_jax.lm.generate import compute_prefix, generate
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.types import Sampling
 from nlrl_jax.weights import huggingface, peft
 from tests.lm.noise import noisy_variables
 
@@ -28,12 +30,18 @@ GEMMA3 = dataclasses.replace(
 )  # fmt: skip
 
 
+LINEAR_LAYERS = dataclasses.replace(
+    CONFIG, num_layers=4, layer_types=(LINEAR, LINEAR, LINEAR, FULL), delta_net=DeltaNetSizes(2, 4, 8, 6),
+    qkv_bias=False, norm_offset=True, gated_attention=True, partial_rotary_factor=0.5, norm_eps=1e-2,
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def variables():
     return noisy_variables(CONFIG, 0.15)  # no normalisation divides by next to nothing and magnifies rounding
 
 
-@pytest.mark.parametrize("config", [CONFIG, GEMMA3], ids=["qwen", "gemma3"])
+@pytest.mark.parametrize("config", [CONFIG, GEMMA3, LINEAR_LAYERS], ids=["qwen", "gemma3", "qwen3_5"])
 def test_logits_loss_and_adapter_gradients_equal_one_device(mesh, config):
     model, variables = Transformer(config), noisy_variables(config, 0.15)
     rng = np.random.default_rng(0)
@@ -114,3 +122,24 @@ def test_a_checkpoint_loads_straight_onto_the_mesh(mesh):
 def test_mesh_of_the_wrong_size_is_refused():
     with pytest.raises(ValueError, match=f"data=3 x fsdp=1 x tensor=1 needs 3 devices; there are {jax.device_count()}"):
         sharding.make_mesh(data=3)
+
+
+def test_replies_of_linear_layers_are_those_of_one_device(mesh):
+    """States lie with their rows; weights are gathered for the rollout."""
+    variables, rng = noisy_variables(LINEAR_LAYERS, 0.15), np.random.default_rng(0)
+    prompts, lengths = jnp.asarray(rng.integers(0, 64, (8, 6))), jnp.asarray(rng.integers(1, 7, 8))
+    sampling, replies = Sampling(max_tokens=5, temperature=0.0), []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(model, variables):
+        weights = acting.acting(model, variables)
+        prefix = compute_prefix(model, weights, jnp.array([3, 1, 4]))
+        return generate(model, weights, prompts, lengths, jax.random.key(0), sampling, (99,), prefix)
+
+    for model in (Transformer(LINEAR_LAYERS), Transformer(LINEAR_LAYERS, mesh=mesh)):
+        placed = variables
+        if model.mesh is not None:
+            placed = sharding.shard(variables, transformer.param_specs(model), mesh)
+        replies.append(run(model, placed))
+    np.testing.assert_array_equal(replies[0].tokens, replies[1].tokens)
+    np.testing.assert_allclose(replies[0].log_probs, replies[1].log_probs, atol=2e-5)
