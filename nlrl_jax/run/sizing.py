@@ -51,7 +51,8 @@ def compile_update(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfi
 def fit_micro_batch(
     policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfig, seeds: int = 1
 ) -> tuple[MSGRPOConfig, str]:
-    """Replaces a micro-batch of 0 (automatic) by the largest that fits the devices' memory.
+    """Replaces a micro-batch of 0 (automatic) by the largest that fits the devices' memory; where none does, rollouts
+    whose weights are "auto" read the shared ones, so that there is no copy of them.
 
     Returns:
       (`learning` with its micro-batch, a line that names it); `learning` as it was and "" if it names a size, or if
@@ -79,6 +80,10 @@ def fit_micro_batch(
     needed = needs(size)
     if needed > capacity:
         minimum = needs(smallest)
+        if minimum > capacity and learning.rollout_weights == "auto":
+            shared = dataclasses.replace(learning, rollout_weights="shared")
+            learning, line = fit_micro_batch(policy, game, shared, seeds)
+            return learning, f"{line}, and --rollout_weights shared"
         if minimum > capacity:
             raise ValueError(
                 f"an update needs {minimum / GIB:.1f} GiB per device with --micro_batch {smallest}, and there are "
