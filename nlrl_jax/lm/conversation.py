@@ -101,7 +101,7 @@ class ConversationForm:
         notes = [*self.plan.notes, WAYS[self.way]]
         if self.describes_tools:
             notes.append("the template offers no tools in a form that is known here: the system text describes them")
-        if self.way != FRESH and self._end_id is None:
+        if self.way != FRESH and not self._end:
             notes.append("no end token of the model stands between turns: a reply's own is followed by the template's")
         return tuple(notes)
 
@@ -206,14 +206,15 @@ class ConversationForm:
         @functools.lru_cache(_LARGEST_CACHE)
         def after_calls(results: tuple[ToolResult, ...], ended: bool) -> tuple[int, ...]:
             self._check_appends()
-            form = self.plan.form
+            ends = {*self.tokenizer.eos_ids, *self._end[-1:]}
             try:
-                tokens = self.tokenizer.encode(form.separator_of_calls(results), continues=True)
-                first = next(n for n, token in enumerate(tokens) if self._ends_turn(token))
-                tokens = tokens[first:]  # what stands before it belongs to the call
+                tokens = tuple(self.tokenizer.encode(self.plan.form.separator_of_calls(results), continues=True))
+                first = next(n for n, token in enumerate(tokens) if token in ends)
             except (ValueError, StopIteration):
-                tokens = self.tokenizer.encode(self._separator_of_results(results), continues=True)
-            return self._without_end(tuple(tokens), ended)
+                text = self._separator_of_results(results)
+                return self._without_end(tuple(self.tokenizer.encode(text, continues=True)), ended)
+            # What stands before the end token belongs to the call.
+            return tokens[first + 1 :] if ended else tokens[first:]
 
         return after_calls
 
@@ -234,27 +235,30 @@ class ConversationForm:
             raise ValueError("conversations with this chat template are rendered anew for each turn")
 
     def _without_end(self, tokens: tuple[int, ...], ended: bool) -> tuple[int, ...]:
-        return tokens[1:] if ended and tokens[:1] == (self._end_id,) else tokens
-
-    def _ends_turn(self, token: int) -> bool:
-        return token in self.tokenizer.eos_ids or token == self._end_id
+        """What is left to write where a reply has ended itself."""
+        size = len(self._end)
+        return tokens[size:] if ended and tokens[:size] == self._end else tokens
 
     @functools.cached_property
-    def _end_id(self) -> int | None:
-        """The token with which the template ends an earlier reply, where it stands for the one that was sampled."""
-        form = self.plan.form
+    def _end(self) -> tuple[int, ...]:
+        """The tokens with which the template ends an earlier reply, as far as a reply that has ended wrote them itself:
+        mostly the end token alone, in some templates marks and blanks before it; none where it writes no end token."""
+        form, end_ids = self.plan.form, self.tokenizer.eos_ids
         separator = form.separator([form.observation(turns.OBSERVATION)])
-        first = self.tokenizer.encode(separator, continues=True)[0]
-        if first in self.tokenizer.eos_ids:
-            return first
+        tokens = tuple(self.tokenizer.encode(separator, continues=True))
         try:
             last = form.last_answer(turns.assistant(turns.ANSWERS[0])).partition(turns.ANSWERS[0])[2]
         except ValueError:
-            return None
-        # A last answer ends in a token of its own, which later becomes another: gpt-oss.
-        ends = self.tokenizer.encode(last, continues=True)[:1]
-        is_special = first in self.tokenizer.backend.get_added_tokens_decoder()
-        return first if ends and ends[0] in self.tokenizer.eos_ids and is_special else None
+            last = ""
+        last_tokens = tuple(self.tokenizer.encode(last, continues=True)) if last else ()
+        size = next((n + 1 for n, token in enumerate(tokens) if token in end_ids), 0)
+        is_own = tokens[:size] == last_tokens[:size] or not self.tokenizer.decode(tokens[: size - 1]).strip()
+        if size and is_own:
+            return tokens[:size]
+        # A last answer may end in a token that later becomes another one (gpt-oss).
+        becomes_another = last_tokens[:1] and last_tokens[0] in end_ids
+        is_special = tokens[0] in self.tokenizer.backend.get_added_tokens_decoder()
+        return tokens[:1] if becomes_another and is_special else ()
 
     def _written(self, message: turns.Message) -> turns.Message:
         """A sampled reply as a message: the template gets its thought in a field and in the text's own form."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-_OPEN = re.compile(r"(?:<((?:\w+:)?think(?:ing)?)>|\[(THINK)\])(\s*)\Z|<\|open\|>think<\|sep\|>\Z")
-_CLOSED = re.compile(r"(?:</(?:\w+:)?think(?:ing)?>|\[/THINK\]|<\|close\|>think<\|sep\|>)\s*\Z")
+_OPEN = re.compile(r"(?:<((?:\w+:)?think(?:ing)?(?::\w+)?)>|\[(THINK)\])(\s*)\Z|<\|open\|>think<\|sep\|>\Z")
+_CLOSED = re.compile(r"(?:</(?:\w+:)?think(?:ing)?(?::\w+)?>|\[/THINK\]|<\|close\|>think<\|sep\|>)\s*\Z")
 _TAIL = 80  # characters of a prompt that are looked at
 NO_THOUGHTS = ("enable_thinking", "thinking")  # variables whose False makes templates leave thoughts out
 
