@@ -15,6 +15,7 @@ import argparse
 import collections
 import dataclasses
 import datetime
+import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -61,10 +62,12 @@ def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
     facts = probe(tokenizer.renderer)
     tokenizer.backend.add_special_tokens(MARKS.findall(facts.reply_end + facts.separator))
     added = tokenizer.backend.get_added_tokens_decoder()
-    tokens = tokenizer.encode(facts.reply_end) + tokenizer.encode(facts.separator)
-    special = [token for token in tokens if token in added] or [tokenizer.backend.token_to_id(END)]
+    # The last mark of what ends an answer both at a chat's end and within one; else the first one of either.
+    shared = tokenizer.encode(os.path.commonprefix([facts.reply_end, facts.separator]))
+    tokens = [*shared[::-1], *tokenizer.encode(facts.reply_end), *tokenizer.encode(facts.separator)]
+    end_id = next((token for token in tokens if token in added), tokenizer.backend.token_to_id(END))
     calls_end = [tokenizer.backend.token_to_id(mark) for mark in CALL_ENDS if mark in source]
-    return dataclasses.replace(tokenizer, eos_ids=(special[0], *calls_end))
+    return dataclasses.replace(tokenizer, eos_ids=(end_id, *calls_end))
 
 
 def ended(form: ConversationForm, text: str) -> tuple[int, ...]:

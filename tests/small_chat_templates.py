@@ -89,6 +89,10 @@ WANTS_PARTS = _chatml(
 )
 _FINAL_END = "('<|im_end|>' if loop.last and not add_generation_prompt else '<|endoftext|>')"
 ENDS_OTHERWISE = _chatml("{{ '<|im_start|>' + m.role + '\n' + m.content + " + _FINAL_END + " }}")
+LONG_END = _chatml(
+    "{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\n' + m.content + '\n</answer>\n<|im_end|>\n' }}"
+    "{% else %}" + PLAIN + "{% endif %}"
+)
 NUMBERS_TURNS = _chatml("{{ '[' + loop.index | string + ']' + m.role + ': ' + m.content + '<|im_end|>\n' }}")
 
 

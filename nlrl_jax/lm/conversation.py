@@ -103,6 +103,8 @@ class ConversationForm:
             notes.append("the template offers no tools in a form that is known here: the system text describes them")
         if self.way != FRESH and not self._end:
             notes.append("no end token of the model stands between turns: a reply's own is followed by the template's")
+        elif self.way != FRESH and self._end[-1] not in self.tokenizer.eos_ids:
+            notes.append("a reply's end token stays, though the template turns it into another one in later turns")
         return tuple(notes)
 
     def opening(self, system: str, question: str) -> tuple[int, ...]:

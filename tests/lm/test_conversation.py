@@ -114,6 +114,17 @@ def test_the_end_token_is_written_once():
     tokens = conversation(other, PLAIN_REPLIES)
     # The template turns the end of a last answer into another token; the one that was sampled stays alone.
     assert other.tokenizer.decode(tokens, skip_special_tokens=False).count("<|im_end|><|im_start|>") == 2
+    assert "turns it into another one" in other.notes[-1]
+
+
+def test_an_end_of_several_marks_is_written_once():
+    form = form_of(templates.LONG_END)
+    tokenizer = form.tokenizer
+    reply = tuple(tokenizer.encode("5\n</answer>\n<|im_end|>"))
+    tokens = form.opening(RULES, QUESTION) + reply + form.between("Higher.", ended=True)
+    chat = [*turns.opening_messages(RULES, QUESTION), turns.assistant("5"), turns.user("Higher.")]
+    assert tokens == tuple(tokenizer.encode(tokenizer.render_chat(chat)))
+    assert tokenizer.decode(form.between("Higher.", ended=False)).startswith("\n</answer>")
 
 
 def test_an_observation_is_letters_and_is_tokenised_once():
