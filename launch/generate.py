@@ -93,11 +93,12 @@ def main(argv: list[str]) -> None:
         sample(Transformer(config), variables, left_pad(jnp.asarray(tokens), lengths), lengths,
                jax.random.key(options.seed), sampling, eos_ids)
     )  # fmt: skip
+    continues = options.raw or bool(options.prompt_ids)
     completions = []
     for ids, length, log_probs, ended in zip(*out[:3], out.ended, strict=True):
         ids = [int(i) for i in ids[:length]]
         known_ids = [] if tokenizer is None else [i for i in ids if i < tokenizer.vocab_size]
-        text = None if tokenizer is None else tokenizer.decode(known_ids)
+        text = None if tokenizer is None else tokenizer.decode(known_ids, continues=continues)
         logprobs = [float(p) for p in log_probs[:length]]
         completions.append({"ids": ids, "logprobs": logprobs, "text": text, "ended": bool(ended)})
     if options.json:

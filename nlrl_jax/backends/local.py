@@ -112,7 +112,7 @@ class LocalModel(LanguageModel):
         end_tokens, replies = self._end_tokens(stop, any(thoughts)), []
         generations = self._replies(prompts, prompt_of_chat, sampling, end_tokens, f"{seed}/{role}")
         for chat, prompt, generation, thought in zip(chats, prompt_of_chat, generations, thoughts, strict=True):
-            text = answer(self.tokenizer, generation.tokens, thought)
+            text = answer(self.tokenizer, generation.tokens, thought, chat.is_open)
             ended = generation.ended and text is not None
             reply = Reply(text or "", len(prompts[prompt]), len(generation.tokens), ended)
             replies.append(cut(reply if chat.is_open else answered(reply), stop))

@@ -54,6 +54,12 @@ class Borders:
         return "first" if "first" in schemes else ""
 
     @functools.cached_property
+    def space_left_out(self) -> list[int]:
+        """The token of the space before a text, if decoding a text leaves that space out."""
+        space = self._backend.encode(PLACE, add_special_tokens=False).ids[:1] if self.prefix_space else []
+        return space if space and not self._backend.decode(space) else []
+
+    @functools.cached_property
     def problem(self) -> str:
         """Why positions within a pre-token are not safe even if no token spans them; "" where they are."""
         model = self._backend.model

@@ -38,14 +38,15 @@ def closing(prompt: str) -> str:
     return "\n" * max(2 - len(blank), 0) + thought_end(prompt) + "\n\n" if blank else thought_end(prompt)
 
 
-def answer(tokenizer: Any, tokens: Sequence[int], end: str) -> str | None:
+def answer(tokenizer: Any, tokens: Sequence[int], end: str, continues: bool = False) -> str | None:
     """The text of a reply after its thought, which ends in the mark `end`; None where it never does. "": no thought.
 
-    tokenizer: `lm.tokenizer.Tokenizer`.
+    tokenizer: `lm.tokenizer.Tokenizer`. continues: the reply continues an open message.
     """
     tokens = [token for token in tokens if token not in tokenizer.eos_ids]
     mark = tokenizer.backend.token_to_id(end) if end else None
     if mark in tokens:  # decoding may leave it out
         tokens, end = tokens[len(tokens) - tokens[::-1].index(mark) :], ""
-    _, ended, text = tokenizer.decode(tokens).rpartition(end) if end else ("", True, tokenizer.decode(tokens))
+    text = tokenizer.decode(tokens, continues=continues)
+    _, ended, text = text.rpartition(end) if end else ("", True, text)
     return text if ended else None

@@ -218,10 +218,14 @@ class Tokenizer:
     def _control_tokens(self) -> ControlTokens:
         return ControlTokens(self.backend)
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True, continues: bool = False) -> str:
+        """Text of token ids; bytes that are not UTF-8 become U+FFFD.
+
+        continues: another text stands before it, so that a space at its beginning is not left out (see `encode`).
+        """
         ids = [known_id for i in ids if (known_id := self.read_as.get(int(i), int(i))) is not None]
-        text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        before = self._borders.space_left_out if continues else []
+        text = self.backend.decode([*before, *ids], skip_special_tokens=skip_special_tokens)
         return without_blanks(text) if self.clean_up else text
 
     def spelled(self, text: str) -> bytes:
@@ -297,8 +301,7 @@ class Tokenizer:
             return self.render_chat(chat[:-1], thinks=False) + self.as_content(chat[-1]["content"])
 
         def render(**variables):
-            renderer = functools.partial(self.renderer, add_generation_prompt=add_generation_prompt, **variables)
-            return rendered(renderer, chat)
+            return rendered(lambda messages: self.renderer(messages, add_generation_prompt, **variables), chat)
 
         text = render()
         if thinks or not closing(text):

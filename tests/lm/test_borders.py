@@ -6,6 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
+from nlrl_jax.lm.thoughts import answer
 from nlrl_jax.lm.tokenizer import Tokenizer
 from tests.small_sentencepiece import FORMS, small
 
@@ -63,6 +64,15 @@ def test_positions_that_a_token_spans_are_left_out():
 @pytest.mark.parametrize(("form", "is_safe"), [("legacy", False), ("always", False), ("first", True), ("gemma", True)])
 def test_no_part_begins_behind_an_added_token_where_a_space_is_put(form, is_safe):
     assert (4 in small(form).borders("</s>\nUp")) == is_safe
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("reply", [" up", "up", "  up", "\n up", ""])
+def test_a_reply_that_continues_a_text_is_decoded_with_its_space(form, reply):
+    tokenizer = small(form)
+    ids = tokenizer.encode(reply, continues=True)
+    assert tokenizer.decode(ids, continues=True) == answer(tokenizer, ids, "", continues=True) == reply
+    assert tokenizer.decode(tokenizer.encode("Action:") + ids) == f"Action:{reply}"
 
 
 @pytest.mark.parametrize("form", ["legacy", "first", "always", "words"])

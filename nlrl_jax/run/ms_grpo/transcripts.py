@@ -248,12 +248,13 @@ def as_record(played: PlayedTranscript, game: HostGame, tokenizer: Tokenizer, fo
     turns = []
     for t, turn in enumerate(played.turns):
         prompt = tokenizer.decode(list(turn.replies[0].prompt), skip_special_tokens=False)
-        replies, line = [reply.written for reply in turn.replies], f"Observation: {marked(turn.observation)}"
+        texts = [tokenizer.decode(list(reply.written.tokens), continues=form == "lines") for reply in turn.replies]
+        line = f"Observation: {marked(turn.observation)}"
         turns.append(
             {
                 "board": boards[t],
                 "prompt": prompt if not t else turn.observation if form == "chat" else line,
-                "reply": "\n".join(tokenizer.decode(list(reply.tokens)).strip("\n") for reply in replies),
+                "reply": "\n".join(text.strip("\n") for text in texts),
                 "actions": [] if turn.invalid else [turn.action],
                 "steps": int(not turn.invalid),
                 "invalid": int(turn.invalid),
