@@ -76,7 +76,7 @@ def _readers(program: hlo.Program, computation: str, size: int) -> Iterator[hlo.
     ops = program.computations[computation]
     types = {op.name: op.type for op in ops}
     for op in ops:
-        if op.code in hlo.FREE:
+        if op.code in hlo.FREE or op.code.endswith("-done"):
             continue
         operands = [dims for name in hlo.operands(op) for dims in hlo.dims_of(types.get(name, ""))]
         if not any(len(dims) >= 3 and math.prod(dims) % size == 0 for dims in operands):

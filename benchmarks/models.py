@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nlrl_jax.launch.reproduce_ms_grpo import QWEN25_3B
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.families import FAMILIES
+from nlrl_jax.lm.families import FAMILIES, FULL, LINEAR, DeltaNetSizes
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.weights.load import load_tokenizer
 
@@ -14,6 +14,9 @@ _QWEN3 = {"architecture": "Qwen3ForCausalLM", "qk_norm": True, "rope_theta": 1e6
 _QWEN3_MOE = {**_QWEN3, "architecture": "Qwen3MoeForCausalLM", "num_experts": 128, "experts_per_token": 8}
 _QWEN3_MOE |= {"expert_size": 768, "renormalise_experts": True}
 _GEMMA = {"architecture": "GemmaForCausalLM", "tie_embeddings": True, **FAMILIES["gemma"].fields, **_BF16}
+_QWEN35 = {"architecture": "Qwen3_5ForCausalLM", "partial_rotary_factor": 0.25, "rope_theta": 1e7, **_BF16}
+_QWEN35 |= {**FAMILIES["qwen3_5_text"].fields, "delta_net": DeltaNetSizes(16, 32, 128, 128)}
+_QWEN35 |= {"layer_types": (LINEAR, LINEAR, LINEAR, FULL) * 8}
 MODELS = {  # shapes of the published configurations
     "smollm2-135m": ModelConfig(49152, 576, 1536, 30, 9, 3, 64, tie_embeddings=True, rope_theta=1e5, **_BF16),
     "qwen2.5-0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, 64, tie_embeddings=True, **_QWEN2),
@@ -23,6 +26,7 @@ MODELS = {  # shapes of the published configurations
     "qwen2.5-72b": ModelConfig(152064, 8192, 29568, 80, 64, 8, 128, **_QWEN2),
     "gemma-7b": ModelConfig(256000, 3072, 24576, 28, 16, 16, 256, **_GEMMA),
     "qwen3-30b-a3b": ModelConfig(151936, 2048, 6144, 48, 32, 4, 128, **_QWEN3_MOE),
+    "qwen3.5-9b": ModelConfig(248320, 4096, 12288, 32, 16, 4, 256, **_QWEN35),
 }
 
 
