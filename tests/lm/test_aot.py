@@ -66,6 +66,21 @@ def decoding(tmp_path_factory):
     return {(weights, layers): program(weights, layers) for weights in ("auto", "merged") for layers in (2, 4)}
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """Two layers of Qwen3-30B-A3B; the command fails where decoding moves weights or reads experts that none chose."""
+    options = ("--model=qwen3-30b-a3b", "--layers=2", "--micro_batch=0", "--rollout_weights=apart")
+    return compiled("2,1,4", tmp_path_factory, *options)[1]
+
+
+def test_few_launches_serve_many_experts(mixture):
+    """Once eight for each of at most 133 blocks of a layer; now 16 blocks are computed at once."""
+    decoding = [(loops, n) for loops, n in mixture.launches() if hlo.UNKNOWN in loops and hlo.AT_MOST in loops]
+    assert decoding
+    for loops, launches in decoding:
+        assert loops.endswith(f"{hlo.AT_MOST}9]") and launches <= 10
+
+
 def test_a_layer_launches_few_kernels_for_a_token(decoding):
     """Once 62, when the adapter was cast and rows were filled up in every layer, and weights copied out of a stack."""
 
