@@ -67,13 +67,15 @@ def kinds_of(game: HostGame, missions: str) -> list[str]:
 def looks_of(game: HostGame, tasks: Sequence[Task]) -> list[Look]:
     """How each task begins."""
     game = game.simulator or game
-    batches = (tasks[first : first + _AT_ONCE] for first in range(0, len(tasks), _AT_ONCE))
-    starts = [start for batch in batches for start in game.reset(batch)]
-    board = game.board or (lambda state: "")
-    return [
-        (kind, start.goal, start.observation, board(start.state))
-        for (kind, _), start in zip(tasks, starts, strict=True)
-    ]
+    board, looks = game.board or (lambda state: ""), []
+    for first in range(0, len(tasks), _AT_ONCE):
+        batch = tasks[first : first + _AT_ONCE]
+        # Only looks are kept: a state may be a session on a server that allows so many.
+        looks += [
+            (kind, start.goal, start.observation, board(start.state))
+            for (kind, _), start in zip(batch, game.reset(batch), strict=True)
+        ]
+    return looks
 
 
 def distinct(game: HostGame, tasks: Sequence[Task]) -> list[Task]:
