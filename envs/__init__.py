@@ -13,7 +13,7 @@ import inspect
 import pathlib
 from typing import Any
 
-from nlrl_jax.envs import outside, restorable, user_game
+from nlrl_jax.envs import mixture, outside, restorable, user_game
 from nlrl_jax.envs.options import integer
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -55,7 +55,7 @@ HOST_GAMES = (*_HOST, *(name for name in GAMES if name not in _HOST))
 GRID_GAMES = tuple(name for name in GAMES if name not in _HOST)  # whose observations are a grid [H, W, C]
 HOST_HELP = (
     f"the game: {', '.join(HOST_GAMES)}, another package's such as {outside.HELP}, or your own as my_module:host_game, "
-    "text_game or MyEnvironment"
+    "text_game or MyEnvironment; several, as in a,b,c, are mixed"
 )
 WITH_MAPS = ("frozen_lake", "frozen_lake_slippery")  # take `maps`: all, train or held_out
 READ_BY = {"babyai": "nano_babyai"}  # built-in models that have learned its transcripts
@@ -88,8 +88,10 @@ def context_of(name: str, context: str = "auto") -> str:
     """
     if context != "auto":
         return context
-    if ":" not in name or outside.is_outside(name):
-        return "transcript" if name in IN_TRANSCRIPTS or ":" in name else "state"
+    if len(mixture.names_of(name)) > 1 or outside.is_outside(name):
+        return "transcript"
+    if ":" not in name:
+        return "transcript" if name in IN_TRANSCRIPTS else "state"
     name, options = outside.split_options(name)
     options.pop("reversible", None)
     game = user_game.load(name, HostGame, TextGame, **{"prompt": "paper", **options})
@@ -120,7 +122,7 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
       name: one of `HOST_GAMES`; your own as `my_module:host_game`, any text game of yours or a class of environments
         (`outside.classes`); or another package's, such as `gymnasium:FrozenLake-v1` (`outside`). These two may have
         options, `name?option=value&option=value`; with `reversible=True` any of their states can be stepped again, by
-        copies or by repeating the episode (`restorable`).
+        copies or by repeating the episode (`restorable`). `a,b,c` is a mixture of games (`mixture`).
       max_steps: horizon; 0 is the game's own.
       **options: those of the game's own `host_game`, e.g. `data` of ALFWorld and WebShop; empty ones are left out.
         Your own game takes what its function has arguments for, and `max_steps` in any case.
@@ -130,6 +132,8 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
         options.
     """
     integer("max_steps", max_steps, 0)
+    if len(names := mixture.names_of(name)) > 1:
+        return mixture.mixture({each: make_host(each, max_steps, **options) for each in names})
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
         return _make_by_address(name, max_steps, options)

@@ -407,3 +407,25 @@ def test_a_lost_server_ends_episodes_and_not_the_run(server):
     (start,) = game.reset([("", 2)])
     (outcome,) = game.step([start.state], ["go"])
     assert outcome.done and "does not answer" in outcome.error
+
+
+def test_a_mixture_of_games():
+    name = "gymnasium:FrozenLake-v1?is_slippery=False,my_classes:Count"
+    game = envs.make_host(name)
+    lake, count = name.split(",")
+    assert game.kinds == (lake, count) and game.max_steps == 100 and envs.context_of(name) == "transcript"
+    starts = game.reset([(count, 0), (lake, 0)])
+    assert r"\boxed{action}" in starts[0].goal and starts[0].goal.endswith("Count to 3.")
+    assert "Actions: left, down, right, up." in starts[1].goal and starts[1].observation == LAKE
+    outcomes = game.step([start.state for start in starts], [r"I think \boxed{up}", "So:\nAction: right"])
+    assert outcomes[0].observation == "1" and "S[F]FF" in outcomes[1].observation
+    assert all(outcome.valid for outcome in outcomes)
+    outcomes = game.step([outcome.state for outcome in outcomes], ["I do not know", "fly"])
+    assert not any(outcome.valid for outcome in outcomes)
+    state = game.reset([(count, 0)])[0].state
+    for t in range(6):  # its own horizon
+        (outcome,) = game.step([state], ["hm"])
+        state = outcome.state
+        assert outcome.done == (t == 5)
+    with pytest.raises(ValueError, match="my_classes:Notebook has tools, and cannot be one of several games"):
+        envs.make_host("frozen_lake,my_classes:Notebook")

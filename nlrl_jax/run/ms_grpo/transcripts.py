@@ -226,6 +226,11 @@ def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action
     returns = np.array([episode.reward for episode in episodes])
     penalties = np.array([sum(turn.invalid for turn in episode.turns) for episode in played]) * invalid_action_reward
     success = {"success": float(np.mean([episode.success for episode in episodes]))} if game.has_success else {}
+    # Of several games, and of several kinds of tasks, what each earns.
+    kinds = [kind for kind in game.kinds if any(episode.task[0] == kind for episode in episodes)]
+    by_kind = {
+        f"env_return/{kind}": [episode.reward for episode in episodes if episode.task[0] == kind] for kind in kinds
+    }
     return {
         "episodes": len(played),
         "env_return": float(returns.mean()),
@@ -236,6 +241,7 @@ def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action
         "format_penalty": float(np.mean([transcripts.format_penalty(turn) for turn in turns])),
         "actions_read": float(np.mean([not turn.unread for turn in turns])),
         **success,
+        **(by_kind if len(game.kinds) > 1 else {}),
     }
 
 
