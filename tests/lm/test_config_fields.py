@@ -13,7 +13,7 @@ SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 40,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "head_dim": 8,
@@ -21,7 +21,7 @@ SIZES = {
 }
 # What a field may say instead, where its default does not tell.
 OTHERS = {
-    "layer_types": [[FULL, SLIDING], [SLIDING, SLIDING]],
+    "layer_types": [[FULL, SLIDING] * 2, [SLIDING] * 4],
     "mlp_only_layers": [[0]],
     "per_layer_config": [{"0": {"num_key_value_heads": 1}}],
     "rope_parameters": [{"rope_type": "default", "rope_theta": 99.0}, {FULL: {"rope_theta": 99.0}}],
@@ -38,8 +38,12 @@ HARMLESS = {
     *("id2label", "label2id", "problem_type", "is_encoder_decoder", "chunk_size_feed_forward", "pretraining_tp"),
     *("architectures", "transformers_version", "output_hidden_states", "return_dict", "use_cache"),
 }
-# Names in a model's code that are no fields of its own.
-NO_FIELDS = {"get_text_config", "text_config", "vision_config", "image_token_id", "mm_tokens_per_image"}
+# Names in a model's code that are no fields of its own, but methods or of the part that sees.
+NO_FIELDS = {
+    *("get_text_config", "text_config", "vision_config", "image_token_id", "video_token_id", "mm_tokens_per_image"),
+    *("depth", "in_channels", "num_heads", "num_position_embeddings", "out_hidden_size", "patch_size"),
+    *("spatial_merge_size", "temporal_patch_size"),
+}
 # A window counts only beside what says which layers have one.
 BESIDE = {
     "sliding_window": {"use_sliding_window": True, "max_window_layers": 1},
