@@ -229,7 +229,8 @@ def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action
     # Of several games, and of several kinds of tasks, what each earns.
     kinds = [kind for kind in game.kinds if any(episode.task[0] == kind for episode in episodes)]
     by_kind = {
-        f"env_return/{kind}": [episode.reward for episode in episodes if episode.task[0] == kind] for kind in kinds
+        f"env_return/{kind}": float(np.mean([episode.reward for episode in episodes if episode.task[0] == kind]))
+        for kind in kinds
     }
     return {
         "episodes": len(played),
