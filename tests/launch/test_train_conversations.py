@@ -121,7 +121,9 @@ def test_bad_input(folder):
     tiny = f"--model={folder / 'tiny'}"
     assert "--turns is 'talk'; choose one of auto, chat, lines" in wrong(tiny, "--turns=talk")
     assert "--think is 'loud'; choose one of auto, off, on" in wrong(tiny, "--think=loud")
-    assert "--examples does nothing with --turns chat" in wrong(tiny, "--examples=1")
+    assert "--examples does nothing with --turns chat" in wrong(tiny, "--turns=chat", "--examples=1")
+    assert "--think_tokens does nothing with --turns lines" in wrong(tiny, "--examples=1", "--think_tokens=9")
+    assert "--think_tokens does nothing with --turns lines" in wrong("--model=nano_babyai", "--think_tokens=9")
     assert "--think_tokens does nothing with --turns lines" in wrong(tiny, "--turns=lines", "--think_tokens=9")
     assert "Lower --max_tokens to" in wrong(tiny, "--max_tokens=250")
     assert "--episode_tokens is 5, but a turn may write 12" in wrong(tiny, "--episode_tokens=5")

@@ -18,6 +18,7 @@ class Config:
     cake_share: float = option(0.5, "how much")
     cake_eaten: bool = option(False, "whether")
     cake_layers: int | str = option("auto", "how many", least=0, auto=True)
+    cake_lit: str = option("auto", "whether", choices=("auto", "on", "off"), switch=True, before="off")
 
 
 PRESETS = {"feast": {"cake_size": 9, "cake_eaten": True}, "paper": {}}
@@ -45,11 +46,23 @@ def defined():
         (["--cake_layers=-1"], Config()),
         (["--cake_layers=auto"], Config()),
         (["--cake_layers=2e0"], Config(cake_layers=2)),
+        (["--cake_lit"], Config(cake_lit="on")),
+        (["--cake_lit", "on", "--cake_size=4"], Config(4, cake_lit="on")),
+        (["--cake_lit", "--cake_size=4"], Config(4, cake_lit="on")),
+        (["--nocake_lit"], Config(cake_lit="off")),
+        (["--cake_lit=auto"], Config()),
     ],
 )
 def test_given_beats_preset_beats_default(args, want):
-    flags.FLAGS(["prog", *args])
+    flags.FLAGS(config_flags.join_switches(["prog", *args]))
     assert config_flags.parse(Config, PRESETS) == want
+
+
+def test_a_stored_run_that_lacks_an_option_has_what_held_before_it():
+    flags.FLAGS(["prog"])
+    assert config_flags.parse(Config, stored={"cake_size": 4}) == Config(4, cake_lit="off")
+    assert config_flags.parse(Config, stored={"cake_lit": True}) == Config(cake_lit="on")
+    assert config_flags.parse(Config, stored={"cake_lit": False, "cake_layers": -1}) == Config(cake_lit="off")
 
 
 def test_help_names_the_default_and_the_presets():

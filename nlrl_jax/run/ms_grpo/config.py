@@ -55,8 +55,8 @@ class TurnsConfig:
     turns: str = option(
         "auto",
         "transcripts: chat, whose replies are messages of any length in the model's own template, or lines, one line a "
-        "reply in one open message; auto: chat, but lines for models without a chat template, and for those that have "
-        "learned transcripts here (built-in ones, and what nlrl-jax finetune_lac wrote)",
+        "reply in one open message; auto: chat, but lines with --examples, for models without a chat template, and for "
+        "those that have learned transcripts here (built-in ones, and what warm_start or finetune_lac wrote)",
         choices=("auto", "chat", "lines"),
         before="lines",
     )

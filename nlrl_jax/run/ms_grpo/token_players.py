@@ -8,6 +8,8 @@ import pathlib
 import sys
 from collections.abc import Callable
 
+from absl import flags
+
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.lm.conversation import ConversationForm
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -38,7 +40,8 @@ def settled(config: TurnsConfig, model: str, tokenizer: Tokenizer) -> TurnsConfi
         raise ValueError(f"--turns chat needs a chat template, and {model} has none; leave --turns out")
     if form == "auto":
         has_learned = model in BUILT_IN or (pathlib.Path(os.path.expanduser(model)) / FORM).is_file()
-        form = "chat" if has_template and not has_learned else "lines"
+        asks_for_lines = any(name in flags.FLAGS and flags.FLAGS[name].present for name in IN_LINES)
+        form = "lines" if has_learned or asks_for_lines or not has_template else "chat"
     leave_out(f"with --turns {form}", *(IN_CHAT if form == "lines" else IN_LINES))
     return dataclasses.replace(config, turns=form)
 
