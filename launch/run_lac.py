@@ -110,6 +110,13 @@ class LACRunConfig:
         "",
         f"separated by commas: {', '.join(METHODS)}; empty: {','.join(methods.DEFAULT)}, and lats where it applies",
     )
+    turns: str = option(
+        "lines",
+        "react: lines of one open message, one a reply, as all methods write them; or chat, whose replies are messages "
+        "of at most --line_tokens with an action in them",
+        choices=("lines", "chat"),
+        before="lines",
+    )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     tasks: int = option(20, "tasks of each mission, or all where there are fewer", least=1, most=RESERVED)
     max_steps: int = option(0, "maximum steps per episode; 0: the game's own (BabyAI-Text 30, WebShop 15)", least=0)
@@ -238,6 +245,10 @@ def check_options(config: LACRunConfig, game: HostGame, names: Sequence[str]) ->
     if not {"lats", "lats_imagined"} & set(names):
         leave_out("without lats among --methods", "lats_iterations", "lats_depth", "lats_weight")
     limits.check_horizon(game, "lats_depth")
+    if config.turns == "chat":
+        if config.model == "expert" or set(names) != {"react"}:
+            raise ValueError("--turns chat is for --methods react with a language model; leave it out")
+        leave_out("with --turns chat", "examples", "policy")
     if config.model in ("expert", "endpoint"):
         leave_out(f"with --model {config.model}", "cache_mb", "dtype")
     if config.model != "expert":
@@ -275,6 +286,7 @@ def main(argv: list[str]) -> None:
     game, tasks = make_game(config)
     config = complete(config, game)
     names, planning = methods.parse(config.methods), config.lac.planning
+    config = dataclasses.replace(config, prompts=dataclasses.replace(config.prompts, turns=config.turns))
     check_options(config, game, names)
     about = Rates.parse(config.expert).describe(game.name) if config.model == "expert" else ""
     print(f"{about}\n" if about else "", end="", flush=True)

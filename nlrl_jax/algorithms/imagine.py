@@ -109,14 +109,14 @@ class Caller:
         """One line each, written greedily, without blanks around it."""
         return [reply.text.strip() for reply in self.replies(role, chats)]
 
-    def replies(self, role: str, chats: Sequence[Chat], sampling: Sampling | None = None) -> list[Reply]:
-        """A reply of one line each."""
+    def replies(self, role: str, chats: Sequence[Chat], sampling: Sampling | None = None, stop=("\n",)) -> list[Reply]:
+        """A reply each, of one line unless `stop` says otherwise."""
         if not chats:
             return []
         self.calls[role] += len(chats)
         sampling = sampling or Sampling(self.config.line(self.room), 0.0)
         chats = [self._fit(chat, sampling.max_tokens) for chat in chats]
-        replies = self.model.complete(chats, sampling, role, self.seed, stop=("\n",))
+        replies = self.model.complete(chats, sampling, role, self.seed, stop=stop)
         for reply in replies:
             self.count(role, "" if reply.ended else NEVER_ENDED)
             self.count(role, MORE if reply.more else "")

@@ -8,8 +8,11 @@ user        the next observation
 
 from __future__ import annotations
 
+import dataclasses
+
 from nlrl_jax.roles.actions import EMPTY, NO_ACTION, read_last_action
-from nlrl_jax.types import HostGame
+from nlrl_jax.roles.dialogues import Dialogue, History
+from nlrl_jax.types import Chat, HostGame
 
 NOTHING = "nothing"  # the action of an empty reply, which no game takes
 
@@ -59,3 +62,37 @@ def read_reply(text: str, game: HostGame) -> tuple[str, str]:
         return (text, NO_ACTION if text else EMPTY) if action is None else (action, "")
     action, problem = read_last_action(text, game.actions)
     return action or text.rpartition("\n")[2].strip() or NOTHING, problem
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChatDialogue(Dialogue):
+    """A dialogue whose prompts are messages, for language models that are asked by texts; `instructions`: the system's.
+
+    A reply, with all its lines, is the note before its action in the history.
+    """
+
+    game: HostGame | None = None
+
+    @classmethod
+    def about(cls, game: HostGame, compact: bool, **options) -> ChatDialogue:
+        """Makes a dialogue about a game. Tools are described by the game itself. Arguments: see `Dialogue.of`."""
+        rules = dataclasses.replace(game, tools=()) if game.tools else game
+        return cls(system_text(rules, compact), "", game=game, **options)
+
+    def chat(self, history: History, line: str) -> Chat:
+        """Prompts the model for its next message; `line` is passed on."""
+        first = first_message(history.goal, history.observation)
+        if history.past:
+            first = f"[{len(history.past)} turns are left out]\n{first}"
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages.append({"role": "user", "content": first})
+        reply = history.note
+        for action, observation, note in history.steps:
+            messages.append({"role": "assistant", "content": reply or f"Action: {action}"})
+            messages.append({"role": "user", "content": observation})
+            reply = note
+        return Chat(tuple(messages), {"history": history, "line": line})
+
+    def read(self, text: str) -> tuple[str, str]:
+        """Reads the action in a reply, see `read_reply`."""
+        return read_reply(text, self.game)

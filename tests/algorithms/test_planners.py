@@ -1,5 +1,6 @@
 """ReAct, RAP, ICPI and RAFA on the corridor, with values worked by hand."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,9 @@ from nlrl_jax.algorithms.imagine import Caller, PlanningConfig
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import methods, rafa, rap, react
 from nlrl_jax.config import make
-from nlrl_jax.roles.dialogues import Dialogue
+from nlrl_jax.roles.dialogues import Dialogue, Step
+from nlrl_jax.roles.messages import ChatDialogue
+from nlrl_jax.types import HostGame
 from tests.algorithms.corridor import ACTIONS, GOAL, PRIOR, START, Corridor, Silent, where
 
 
@@ -79,6 +82,25 @@ def test_planners_need_rollouts_and_rap_needs_log_probabilities():
         rap.decide(Caller(Corridor(), dialogue, PlanningConfig(depth=0), 0), START, ACTIONS)
     with pytest.raises(NotImplementedError, match="RAP adds up log-probabilities"):
         rap.decide(Caller(Silent(), dialogue, PlanningConfig(), 0), START, ACTIONS)
+
+
+def test_react_in_a_chat_reads_whole_replies_and_shows_them_again():
+    class Talker(Corridor):
+        def write(self, chat):
+            return "The exit is near.\nAction: left would be wrong.\nAction: right"
+
+    game = HostGame("corridor", "Walk.", ACTIONS, 9, ("",), reset=list, step=list)
+    dialogue = ChatDialogue.about(game, compact=False)
+    decisions = react.decide(Caller(Talker(), dialogue, PlanningConfig(), 0), START, ACTIONS)
+    assert decisions.actions == ["right", "right"] and not decisions.problems
+    history = START[0].noted(decisions.notes[0]).then(Step("right", "a wall"))
+    chat = dialogue.chat(history, "")
+    assert [message["role"] for message in chat.messages] == ["system", "user", "assistant", "user"]
+    assert chat.messages[0]["content"].startswith("Walk.\nEnd each reply with a line")
+    assert chat.messages[2]["content"] == decisions.notes[0] and chat.messages[3]["content"] == "a wall"
+    upward = ChatDialogue.about(dataclasses.replace(game, actions=("up", "down")), compact=True)
+    lost = react.decide(Caller(Corridor(), upward, PlanningConfig(), 0), START, ("up", "down"))
+    assert lost.problems == {"policy/no action": 2} and set(lost.actions) <= {"up", "down"}
 
 
 def test_thoughts_are_steps_that_the_game_does_not_see():

@@ -99,6 +99,7 @@ def own(here, monkeypatch):
         ("run_lac --methods=react --lats_depth=2", "--lats_depth does nothing without lats"),
         ("run_lac --methods=react,rap --alpha=2", "--alpha does nothing without lac or a variant"),
         ("run_lac --model=expert --dtype=bfloat16", "--dtype does nothing with --model expert"),
+        ("run_lac --turns=chat --methods=react,lac --model=nano_babyai", "--turns chat is for --methods react"),
         ("run_lac --missions=open_door,open_door", "names separated by commas, each once"),
         ("run_language_gpi --model=nano", "--model does nothing with --backend scripted"),
         ("reproduce_ultra --methods=PPO --rice_learning_rate=1", "--rice_learning_rate does nothing without RICE"),

@@ -12,6 +12,7 @@ import numpy as np
 
 from nlrl_jax.algorithms.imagine import POLICY, Caller, any_action
 from nlrl_jax.roles.dialogues import THINK, THINK_REPLY, History, Step
+from nlrl_jax.roles.messages import ChatDialogue
 from nlrl_jax.rollouts.host_games import StepDecisions
 
 THOUGHTS = 2  # maximum number per decision
@@ -22,6 +23,8 @@ def decide(caller: Caller, histories: Sequence[History], actions: Sequence[str])
 
     Returns: see `lac.decide`. The caller's dialogue has no note.
     """
+    if isinstance(caller.dialogue, ChatDialogue):
+        return _by_messages(caller, histories, actions)
     rng = np.random.default_rng(caller.seed)
     short, thoughts = caller.trim(histories, 1), [[] for _ in histories]
     chosen: dict[int, str] = {}
@@ -41,3 +44,17 @@ def decide(caller: Caller, histories: Sequence[History], actions: Sequence[str])
     picked = [chosen[i] for i in range(len(short))]
     thinking = [{"candidates": [action]} for action in picked]
     return caller.decisions(picked, short, thinking, thoughts)
+
+
+def _by_messages(caller: Caller, histories: Sequence[History], actions: Sequence[str]) -> StepDecisions:
+    """`decide` in a chat: a reply is a whole message, which later prompts show."""
+    rng = np.random.default_rng(caller.seed)
+    short = caller.trim(histories, 1)
+    replies = caller.replies(POLICY, [caller.dialogue.chat(history, "Action:") for history in short], stop=())
+    picked = []
+    for reply in replies:
+        action, problem = caller.dialogue.read(reply.text)
+        caller.count(POLICY, problem)
+        picked.append(any_action(actions, rng) if problem and actions else action)
+    noted = [history.noted(reply.text) for history, reply in zip(short, replies, strict=True)]
+    return caller.decisions(picked, noted, [{"candidates": [action]} for action in picked])

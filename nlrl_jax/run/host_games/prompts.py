@@ -15,6 +15,7 @@ from nlrl_jax.config import check, option
 from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import Dialogue, History
+from nlrl_jax.roles.messages import ChatDialogue
 from nlrl_jax.types import HostGame, LanguageModel, Start
 from nlrl_jax.weights.load import BUILT_IN, load_config
 
@@ -23,7 +24,10 @@ FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examp
 
 @dataclasses.dataclass(frozen=True)
 class PromptConfig:
-    """How episodes become prompts."""
+    """How episodes become prompts.
+
+    turns: "lines", or "chat" for a method that acts by messages; set by the scripts that have such methods.
+    """
 
     prompt: str = option(
         "auto",
@@ -42,6 +46,8 @@ class PromptConfig:
         0, "maximum steps that a prompt shows; 0: the game's own (16 in Crafter, no limit elsewhere)", least=0
     )
     context_tokens: int = option(0, "maximum tokens of a prompt with its reply; 0 is the local model's own", least=0)
+
+    turns: str = "lines"
 
     def __post_init__(self):
         check(self)
@@ -74,15 +80,10 @@ def dialogue_of(
     if tokenizer and room:  # the chat template takes its share
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2
-    return method.dialogue(
-        game.rules,
-        form == "compact",
-        examples=examples,
-        count=counter(tokenizer),
-        room=room,
-        last=config.history or game.history,
-        is_set=is_set,
-    )
+    limits = {"count": counter(tokenizer), "room": room, "last": config.history or game.history, "is_set": is_set}
+    if config.turns == "chat":
+        return ChatDialogue.about(game, form == "compact", **limits)
+    return method.dialogue(game.rules, form == "compact", examples=examples, **limits)
 
 
 def acts_apart(model: LanguageModel, policy: LanguageModel, dialogue: Dialogue) -> LanguageModel:
