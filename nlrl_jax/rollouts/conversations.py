@@ -1,4 +1,4 @@
-"""A player whose episodes are chats in the model's own template: observations are messages, replies are free text.
+r"""A player whose episodes are chats in the model's own template: observations are messages, replies are free text.
 
     system      rules                                             `opening`
     user        Goal: guess the number                               "
@@ -83,10 +83,11 @@ class ChatPlayer(TokenPlayer):
         tokens = _turn_tokens(move.replies)
         without_end = self._without_end(tokens)
         results = self._results(move, observation)
+        # Rendered anew, a turn is its two messages; else it is the sampled tokens and what the template puts between.
         if self.form.way == FRESH:
             text = self.model.tokenizer.decode(without_end, skip_special_tokens=False)
-            shown = [tool_reply(result.text, result.name, n) for n, result in enumerate(results)]
-            return assistant(text), *(shown or [self.form.plan.form.observation(observation)])
+            messages = [tool_reply(result.text, result.name, n) for n, result in enumerate(results)]
+            return assistant(text), *(messages or [self.form.plan.form.observation(observation)])
         ended = len(without_end) < len(tokens)
         between = self.form.after_calls(results, ended) if results else self.form.between(observation, ended)
         return tokens + between
@@ -108,7 +109,8 @@ class ChatPlayer(TokenPlayer):
 
     def act(self, game: HostGame, prompts: list[Tokens], write: Write) -> list[Move]:
         """See `TokenPlayer.act`."""
-        # 1. Thoughts and answers in one go, as long as both may be together.
+        # 1. Thoughts and answers in one go, as long as both may be together: few thoughts are too long, so that most
+        #    turns take one call of the model. A sample's beginning is a sample, so what is too long can be cut.
         whole = dataclasses.replace(self.sampling, max_tokens=self.turn_tokens)
         replies = write(prompts, "reply", whole)
         thoughts = [self.form.thought_length(reply.written.tokens) for reply in replies]
@@ -131,6 +133,7 @@ class ChatPlayer(TokenPlayer):
         return reply._replace(written=Written(tokens[:limit], log_probs[:limit], False))
 
     def _move(self, game: HostGame, replies: tuple[PromptedReply, ...], thought: int) -> Move:
+        # A closed thought is the whole first reply; its closing mark stands in the second one's prompt.
         is_closed = len(replies) > 1
         thought = len(replies[0].written.tokens) if is_closed else thought
         answer = replies[-1].written.tokens[0 if is_closed else thought :]
@@ -143,13 +146,13 @@ class ChatPlayer(TokenPlayer):
         if not game.tools:
             action, problem = read_reply(text, game)
             return action, bool(problem), problem, ()
-        found = self.form.read_calls(answer)
-        if found.calls:
-            call = found.calls[0]
-            names = tuple(call.name for call in found.calls)
+        reading = self.form.read_calls(answer)
+        if reading.calls:
+            call = reading.calls[0]
+            names = tuple(call.name for call in reading.calls)
             return json.dumps({"name": call.name, "arguments": call.arguments}), False, "", names
-        if found.errors:
-            return json.dumps({"error": found.errors[0]}), True, found.errors[0], ()
+        if reading.errors:  # the game gets a call that it cannot read either, and makes no step; the model is told why
+            return json.dumps({"error": reading.errors[0]}), True, reading.errors[0], ()
         return text.strip(), True, "", ()  # an answer in words is the model's to give: no fault
 
     def _without_end(self, tokens: Tokens) -> Tokens:

@@ -40,6 +40,7 @@ def settled(config: TurnsConfig, model: str, tokenizer: Tokenizer) -> TurnsConfi
         raise ValueError(f"--turns chat needs a chat template, and {model} has none; leave --turns out")
     if form == "auto":
         has_learned = model in BUILT_IN or (pathlib.Path(os.path.expanduser(model)) / FORM).is_file()
+        # Commands from before there were chats show episodes first, which only lines do.
         asks_for_lines = any(name in flags.FLAGS and flags.FLAGS[name].present for name in IN_LINES)
         form = "lines" if has_learned or asks_for_lines or not has_template else "chat"
     leave_out(f"with --turns {form}", *(IN_CHAT if form == "lines" else IN_LINES))
