@@ -21,6 +21,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import tokenizers
+from tokenizers import AddedToken
+
 from nlrl_jax.lm import turns
 from nlrl_jax.lm.chat_probe import DROPPED, RAISES, SHOWN, TOOL, TemplateFacts, probe, sentences
 from nlrl_jax.lm.chat_template import TemplateOptions
@@ -47,12 +50,17 @@ class Compared(NamedTuple):
     ids: Mapping[str, str]
 
 
+def add_marks(backend: tokenizers.Tokenizer, text: str) -> None:
+    """Adds a text's marks as control tokens; those of thoughts are tokens too, but mostly no control tokens."""
+    marks = sorted({"</s>", "<s>", *MARKS.findall(text)})
+    backend.add_special_tokens([mark for mark in marks if "think" not in mark])
+    backend.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks if "think" in mark])
+
+
 def tokenizer_of(sources: Sequence[str]) -> Tokenizer:
     """Qwen2.5's vocabulary with the marks of all templates."""
     base = qwen2()
-    base.backend.add_special_tokens(
-        sorted({"</s>", "<s>", *(mark for source in sources for mark in MARKS.findall(source))})
-    )
+    add_marks(base.backend, "".join(sources))
     return dataclasses.replace(base, bos_token="<s>", eos_token="</s>")
 
 
@@ -60,7 +68,7 @@ def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
     """The tokenizer with a template, whose end of a reply ends replies."""
     tokenizer = dataclasses.replace(tokenizer, chat_template=source).with_template(TemplateOptions(date=DATE))
     facts = probe(tokenizer.renderer)
-    tokenizer.backend.add_special_tokens(MARKS.findall(facts.reply_end + facts.separator))
+    add_marks(tokenizer.backend, facts.reply_end + facts.separator)
     added = tokenizer.backend.get_added_tokens_decoder()
     # The last mark of what ends an answer both at a chat's end and within one; else the first one of either.
     shared = tokenizer.encode(os.path.commonprefix([facts.reply_end, facts.separator]))

@@ -102,7 +102,8 @@ def probe(render: ChatRenderer) -> TemplateFacts:
     Raises:
       ValueError: the template refuses every conversation.
     """
-    form, _ = plain_form(render, system=False)
+    # As replies write them: marks of thoughts may be control tokens, which content must not hold.
+    form, _ = plain_form(dataclasses.replace(render, as_content=str), system=False)
     errors: dict[str, str] = {}
     chats = _Chats(form, errors)
     offered = _Chats(dataclasses.replace(form, render=dataclasses.replace(form.render, tools=(TOOL,))), errors)

@@ -70,20 +70,26 @@ def plan_conversations(
     Raises:
       ValueError: the template refuses every conversation, or `way` does not fit it.
     """
-    form, notes = plain_form(render, system)
+    # Marks of thoughts may be control tokens, which content must not hold; inert replies have the model's own.
+    form, notes = plain_form(dataclasses.replace(render, as_content=str), system)
     form, note = _with_thoughts(form, thinks)
     replies = form.replies(thinks)
     broken = tuple(kind for kind, reply in replies.items() if not form.keeps(reply))
+
+    def chosen(name: str, candidate: TurnForm) -> ConversationPlan:
+        asked = [f"the template gets {_settings(candidate)}"] if name == KEEP else note
+        marking = dataclasses.replace(candidate.render, as_content=render.as_content)
+        return ConversationPlan(dataclasses.replace(candidate, render=marking), name, (*notes, *asked), broken)
+
     candidates = {APPEND: [form], KEEP: keeping(form), TOOL: [dataclasses.replace(form, as_tool=True)]}
     for name, forms in candidates.items():
         for candidate in forms if way in ("auto", name) else ():
             if all(map(candidate.keeps, replies.values())) and is_steady(candidate):
-                kept_by = [f"the template gets {_settings(candidate)}"] if name == KEEP else note
-                return ConversationPlan(candidate, name, (*notes, *kept_by), broken)
+                return chosen(name, candidate)
     if way in ("auto", IDS) and is_steady(form):
-        return ConversationPlan(form, IDS, (*notes, *note), broken)
+        return chosen(IDS, form)
     if way in ("auto", FRESH):
-        return ConversationPlan(form, FRESH, (*notes, *note), broken)
+        return chosen(FRESH, form)
     raise ValueError(f"the chat template does not fit {way!r}: {WAYS[way]}")
 
 

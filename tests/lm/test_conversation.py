@@ -175,6 +175,17 @@ def test_the_tokens_of_a_thought_are_counted(template, reply, thought):
     assert text.startswith(thought) and len(text) <= len(thought) + 1 and (length == 0) == (thought == "")
 
 
+def test_marks_of_thoughts_may_be_control_tokens():
+    tokenizer = tokenizer_with(templates.DROPS_AT_USER)
+    backend = type(tokenizer.backend).from_str(tokenizer.backend.to_str())
+    backend.add_special_tokens(["<think>", "</think>"])
+    form = ConversationForm.of(dataclasses.replace(tokenizer, backend=backend))
+    reply = form.tokenizer.encode("<think>\nPlan.\n</think>\n\n5")
+    assert form.way == TOOL and form.tokenizer.decode(reply[form.thought_length(reply) :]) == "\n\n5"
+    # In an observation they stay letters.
+    assert backend.token_to_id("</think>") not in form.between("Is it </think>?", ended=True)
+
+
 def test_a_fresh_row_is_what_the_template_writes():
     form = form_of(templates.ALWAYS_CUTS, way=FRESH)
     chat = [
