@@ -1,12 +1,13 @@
 """Real chat templates: what the probe finds in each, and whether conversations have the ids that transformers gives.
 
-    python -m benchmarks.chat_templates --folder FOLDER=SOURCE --folder FOLDER=SOURCE [--table] [--only WORD]
+    python -m benchmarks.chat_templates --folder FOLDER=SOURCE --folder FOLDER=SOURCE [--table] [--check FILE]
 
 FOLDER holds templates (*.jinja), such as `models/templates` of llama.cpp or `trl/chat_templates` of TRL; SOURCE names
 it in the table. Each template is given the vocabulary of Qwen2.5 with the marks that its source writes as special
 tokens. Three conversations of two replies are compared with `transformers`' rendering of the whole, tokenised at once:
 with thoughts as the template has them, without thoughts, and with a call of a tool. "ids" is what differs by design:
-replies that stay as they were sampled. `--table` prints the rows of docs/chat_templates.md.
+replies that stay as they were sampled. `--table` prints the rows of docs/chat_templates.md; `--check` compares them
+with a file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import collections
 import dataclasses
 import datetime
+import json
 import os
 import pathlib
 import re
@@ -25,7 +27,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from nlrl_jax.lm import turns
-from nlrl_jax.lm.chat_probe import DROPPED, RAISES, SHOWN, TOOL, TemplateFacts, probe, sentences
+from nlrl_jax.lm.chat_probe import DROPPED, KEPT, NEVER, RAISES, TOOL, TemplateFacts, probe
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.conversation import ConversationForm, ToolResult
 from nlrl_jax.lm.conversation_plan import FRESH, IDS
@@ -177,38 +179,56 @@ def compare(name: str, source_name: str, base: Tokenizer, source: str) -> Compar
     return Compared(name, source_name, probe(tokenizer.renderer), forms, ids)
 
 
-def table(rows: Sequence[Compared]) -> str:
+def table(rows: Sequence[Compared]) -> list[str]:
     """Rows of Markdown; templates that do the same in all cells share one."""
     grouped: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
     for row in rows:
-        grouped[_cells(row)].append(f"{row.name} ({row.source})")
-    heads = ("templates", "earlier thoughts", "a run does: default, `--think off`", "calls of tools", "refuses, drops")
+        grouped[cells(row)].append(f"{row.name} {row.source}")
+    heads = ("template", "earlier thoughts", "default", "`off`", "calls", "refuses, changes")
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
-    for cells, names in sorted(grouped.items(), key=lambda pair: pair[1][0].lower()):
-        lines.append("| " + " | ".join((", ".join(names), *cells)) + " |")
-    return "\n".join(lines)
+    for contents, names in sorted(grouped.items(), key=lambda pair: pair[1][0].lower()):
+        texts = [text.replace("|", "\\|") for text in (", ".join(names), *contents)]
+        lines.append(f"| {' | '.join(texts)} |")
+    return lines
 
 
-def _cells(row: Compared) -> tuple[str, ...]:
+def cells(row: Compared) -> tuple[str, ...]:
+    """What a template does, in words of the table."""
     facts = row.facts
-    ways = [row.forms[think].way for think in ("auto", "off")]
-    place = " (rules in the first user message)" if row.forms["auto"].plan.form.in_user else ""
-    said = sentences(facts)
-    calls = "none" if not facts.calls else said["calls"].partition(";")[0]
-    traps = {
-        "late system text": facts.late_system, "two users in a row": facts.two_users, "system text": facts.system,
-        "tool reply without call": facts.bare_tool_role, "two calls": facts.several_calls if facts.calls else SHOWN,
-        "string arguments": facts.string_arguments if facts.calls else SHOWN, "no content": facts.no_content,
+    fates = facts.thoughts, facts.thoughts_in_text
+    thoughts = {(NEVER, KEPT): "unread", (NEVER, NEVER): "cut out of all answers"}.get(
+        fates, " / ".join(dict.fromkeys(fates))
+    )
+    keep = ", ".join(f"`{name}={json.dumps(setting)}`" for name, setting in facts.keep_variables.items())
+    thoughts += f"; {keep}" if keep else ""
+    ways = {think: row.forms[think].way for think in ("auto", "off")}
+    if row.forms["auto"].plan.form.in_user:
+        ways["auto"] += ", rules to the user"
+    kinds = {"": "refused" if facts.several_calls == RAISES else "none", "unknown": "another form"}
+    calls = kinds.get(facts.calls) or f"{facts.calls} `{(facts.call_opener or '{').lstrip('`')}`"
+    return thoughts, ways["auto"], ways["off"], calls, "; ".join(traps(facts))
+
+
+def traps(facts: TemplateFacts) -> list[str]:
+    """What a template refuses, drops or changes."""
+    fates = {
+        "system text": facts.system, "late system text": facts.late_system, "two users": facts.two_users,
+        "tool reply without a call": facts.bare_tool_role, "no content": facts.no_content,
+        **({"two calls": facts.several_calls, "string arguments": facts.string_arguments} if facts.calls else {}),
     }  # fmt: skip
-    refused = [trap for trap, fate in traps.items() if fate == RAISES]
-    dropped = [trap for trap, fate in traps.items() if fate == DROPPED]
-    notes = [f"refuses {', '.join(refused)}"] if refused else []
-    notes += [f"drops {', '.join(dropped)}"] if dropped else []
-    notes += ["quotes string arguments twice"] if facts.string_arguments == "quoted twice" else []
-    notes += ["trims blanks"] if not facts.keeps_trailing else []
-    notes += [f"date {facts.date}"] if facts.date != "never" else []
-    notes += ["tools move to the last user message"] if facts.tools == "last user message" else []
-    return said["thoughts"], ", ".join(dict.fromkeys(ways)) + place, calls.replace("|", "\\|"), "; ".join(notes)
+    notes = []
+    for verb, fate in (("refuses", RAISES), ("drops", DROPPED)):
+        names = [name for name in fates if fates[name] == fate]
+        notes += [f"{verb} {', '.join(names)}"] if names else []
+    others = {
+        "quotes string arguments twice": facts.calls and facts.string_arguments == "quoted twice",
+        "trims answers": not facts.keeps_trailing and facts.thought_in_prompt != "opened",
+        "trims users": not facts.keeps_user_blanks,
+        f"date {facts.date}": facts.date != "never",
+        "moves the system text": facts.system == "last user message",
+        "moves tools": facts.tools == "last user message",
+    }
+    return notes + [name for name, holds in others.items() if holds]
 
 
 def main() -> None:
@@ -216,6 +236,7 @@ def main() -> None:
     parser.add_argument("--folder", action="append", required=True, help="FOLDER=SOURCE")
     parser.add_argument("--only", default="", help="templates whose name holds this")
     parser.add_argument("--table", action="store_true", help="print the rows of docs/chat_templates.md")
+    parser.add_argument("--check", default="", help="a file that must hold these rows")
     options = parser.parse_args()
     templates = []
     for folder, _, source_name in (argument.partition("=") for argument in options.folder):
@@ -238,10 +259,13 @@ def main() -> None:
         if not options.table:
             print(f"{row.name:45} {ways}  {dict(row.ids)}")
     if options.table:
-        print(table(rows))
+        print("\n".join(table(rows)))
+    missing = set(table(rows)).difference(pathlib.Path(options.check).read_text().splitlines()) if options.check else ()
     print(f"\n{len(rows)} templates")
     for what, counter in counts.items():
         print(f"{what}: " + ", ".join(f"{outcome} {count}" for outcome, count in counter.most_common()))
+    if missing:
+        raise SystemExit(f"{options.check} lacks {len(missing)} rows:\n" + "\n".join(sorted(missing)))
 
 
 if __name__ == "__main__":

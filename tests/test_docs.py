@@ -10,6 +10,7 @@ import shlex
 import pytest
 from absl import flags
 
+from nlrl_jax.launch.__main__ import FILES
 from tests.launch import scripts
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -132,9 +133,10 @@ BENCHMARKS = [name for name in COMMANDS if name.startswith("benchmarks/")]
 
 @pytest.mark.parametrize("script", sorted(COMMANDS.keys() - set(BENCHMARKS)))
 def test_commands_of_the_pages_parse(script):
-    assert (ROOT / "launch" / f"{script}.py").exists(), f"{COMMANDS[script][0][0]}: nlrl-jax {script}"
+    file = FILES.get(script, script)
+    assert (ROOT / "launch" / f"{file}.py").exists(), f"{COMMANDS[script][0][0]}: nlrl-jax {script}"
     wrong = []
-    with scripts.loaded(script) as module:
+    with scripts.loaded(file) as module:
         for page, words in COMMANDS[script]:
             if "--help" in words:
                 continue
