@@ -43,8 +43,12 @@ def test_an_unknown_script_is_named(tmp_path):
 
 
 FORKED = """
-import os, runpy, sys
-import nlrl_jax.run.app, nlrl_jax.run.players  # once for all; a child of a fork is as after `python -m`
+import gc, importlib, os, runpy, sys
+# All imports once; a child runs its script's own lines again, as `python -m` does.
+for script in {line.partition(" ")[0] for line in sys.argv[2:]}:
+    importlib.import_module(script)
+    del sys.modules[script]
+gc.freeze()  # or each child's end walks through every object of JAX
 for i, line in enumerate(sys.argv[2:]):
     if not (child := os.fork()):
         for stream, name in ((1, "out"), (2, "err")):
