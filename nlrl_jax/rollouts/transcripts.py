@@ -29,6 +29,7 @@ from nlrl_jax.rollouts import host_games
 from nlrl_jax.types import HostGame, Outcome, Sampling, Written
 
 Tokens = tuple[int, ...]
+_BETWEEN = 200  # tokens that stand between a reply and an observation, at most
 
 
 class Writer(Protocol):
@@ -283,6 +284,11 @@ def play(
             return outcome._replace(done=True)
         if episode_tokens and ledger.written + player.turn_tokens > episode_tokens:
             return outcome._replace(done=True)
+        # A token has a byte at least: mostly this is enough to know that the next prompt fits, and none is written.
+        last = ledger.moves[-1].replies[-1]
+        size = len(last.prompt) + len(last.written.tokens) + len(outcome.observation.encode()) + _BETWEEN
+        if size + player.reserve <= player.room:
+            return outcome
         try:
             player.last_observation(history.then(Step("", outcome.observation)))
         except ValueError as error:
