@@ -270,10 +270,10 @@ def joined_slots(kv: KeyValues | HeadKeyValues, after: KeyValues | HeadKeyValues
     if not isinstance(after.k, tuple):
         return after
 
-    def join(t, layers):
-        for i, new in enumerate(layers):
-            t = t.at[i : i + 1, : new.shape[1]].set(new)
-        return t
+    def join(stacks, by_layer):
+        for i, layer in enumerate(zip(*by_layer)):
+            stacks = [t.at[i : i + 1, : new.shape[1]].set(new) for t, new in zip(stacks, layer)]
+        return stacks
 
-    states = kv.states and States(*map(join, kv.states, after.states))
-    return type(kv)(join(kv.k, after.k), join(kv.v, after.v), states)
+    states = kv.states and States(*join(kv.states, after.states))
+    return type(kv)(*join(kv[:2], after[:2]), states)

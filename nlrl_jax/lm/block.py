@@ -124,13 +124,14 @@ class Block(nn.Module):
         """
         c = self.config
         x, cache = carry
+        view = None if self.is_linear else view_of(views, slides)
         x = constrain(x, self.mesh, ("batch", "length", None))
         h = RMSNorm(c, name="attention_norm")(x)
         if self.is_linear:
             out, new, cache = DeltaNet(c, self.mesh, self.alone, name="delta")(h, segments, prefix, cache, layer)
         else:
             attend = Attention(c, self.mesh, self.blocks, self.alone, name="attention")
-            out, new, cache = attend(h, view_of(views, slides), prefix, cache, layer)
+            out, new, cache = attend(h, view, prefix, cache, layer)
         x = x + (RMSNorm(c, name="attention_out_norm")(out) if c.sandwich_norms else out)
         h = RMSNorm(c, name="mlp_norm")(x)
         out = Experts(c, self.mesh, activation_of(c), name="experts")(h) if self.is_sparse else self._mlp(h, cache)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from nlrl_jax.lm.cache import KeyValues, empty_cache, prefix_length
+from nlrl_jax.lm.cache import KeyValues, States, empty_cache, prefix_length
 from nlrl_jax.lm.decode import Rows, decode, placed_kv, running, write
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Sampling
@@ -205,25 +205,32 @@ def _read_distinct(model, variables, prompts, lengths, N, prefix, active, order)
     kv, hidden = empty_cache(config, B, S + N).kv, jnp.zeros((B, config.hidden_size), config.dtype)
     _, kv, hidden = jax.lax.while_loop(unread, read_block, (jnp.int32(0), kv, hidden))
     source = jnp.maximum(place[first[order]], 0)  # inactive rows take anything: their limit is 0
-    return _take_rows(kv, source, True, S), hidden[source]
+    return _take_rows(kv, source, slots=S), hidden[source]
 
 
-def _take_rows(kv: KeyValues, source: jax.Array, moves: jax.Array | bool, slots: int | None = None) -> KeyValues:
-    """Puts the rows `source` in front, in place: all layers at once would take the memory twice. Without `moves` all
-    stay."""
+def _take_rows(
+    kv: KeyValues, source: jax.Array, size: int | None = None, moves: jax.Array | None = None, slots: int | None = None
+) -> KeyValues:
+    """Puts the first `size` rows of `source` in front, in place: all layers at once would take the memory twice.
+
+    Args:
+      moves: bool [], whether to; always if None.
+    """
+
+    def each_layer(take, stacks):
+        n = len(stacks[0])
+        return n if moves is None else jnp.where(moves, n, 0), take, list(stacks)
 
     def take(i, t, slots=None):
         rows = jax.lax.dynamic_index_in_dim(t, i)[:, :, :slots].take(source, axis=1, mode="clip")
         return jax.lax.dynamic_update_slice(t, rows, (i, *[0] * (t.ndim - 1)))
 
-    def layers(stack):
-        return len(stack) if moves is True else jnp.where(moves, len(stack), 0)
-
-    k, v = jax.lax.fori_loop(0, layers(kv.k), lambda i, kv: [take(i, t, slots) for t in kv], [kv.k, kv.v])
-    states = kv.states
-    if states is not None:
-        states = jax.lax.fori_loop(0, layers(states.conv), lambda i, s: jax.tree.map(lambda t: take(i, t), s), states)
-    return KeyValues(k, v, states)
+    loops = [each_layer(lambda i, kv: [take(i, t, slots) for t in kv], kv[:2])]
+    if kv.states is not None:
+        loops.append(each_layer(lambda i, states: [take(i, t) for t in states], kv.states))
+    source = source[:size]
+    (k, v), *states = (jax.lax.fori_loop(0, *loop) for loop in loops)
+    return KeyValues(k, v, States(*states[0]) if states else None)
 
 
 def _bring_to_front(rows: Rows, size: int) -> Rows:
@@ -231,7 +238,7 @@ def _bring_to_front(rows: Rows, size: int) -> Rows:
     runs = running(rows)
     moves = jnp.any(runs[size:])
     order = jnp.where(moves, jnp.argsort(~runs), jnp.arange(len(runs)))
-    kv = _take_rows(rows.kv, order[:size], moves)
+    kv = _take_rows(rows.kv, order, size, moves)
     return jax.tree.map(lambda x: x[order], rows._replace(kv=None, index=None))._replace(kv=kv, index=rows.index)
 
 
