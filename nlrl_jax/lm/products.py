@@ -86,3 +86,49 @@ def _logits_bwd(residuals, g):
 
 
 logits.defvjp(lambda *args: (logits(*args), args), _logits_bwd)
+
+
+@jax.custom_vjp
+def log_probs(
+    hidden: jax.Array, table: jax.Array, ready: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> jax.Array:
+    """log softmax(hidden [..., H] @ table [H, V] / temperature) at targets [...], float32 [...].
+
+    The gradient of a row's log-probability is known but for the factor that comes back to it: the forward pass of a
+    gradient leaves it, [..., H], in place of computing the logits again. `table` and `ready` are those of `logits`.
+    """
+    scaled = logits(hidden, table, ready) / temperature
+    return _at(scaled, targets) - jax.nn.logsumexp(scaled, axis=-1)
+
+
+def _at(logits_V: jax.Array, targets: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(logits_V, targets[..., None], axis=-1)[..., 0]
+
+
+def _slopes(scaled: jax.Array, normalizers: jax.Array, targets: jax.Array, temperature: jax.Array) -> jax.Array:
+    """d log_probs / d logits, [..., V]: (1 at the target - probability) / temperature."""
+    is_target = jnp.arange(scaled.shape[-1]) == targets[..., None]
+    return (is_target - jnp.exp(scaled - normalizers[..., None])) / temperature
+
+
+def _log_probs_fwd(hidden, table, ready, targets, temperature):
+    scaled = logits(hidden, table, ready) / temperature
+    normalizers = jax.nn.logsumexp(scaled, axis=-1)
+    slopes_V = _slopes(scaled, normalizers, targets, temperature)
+    slopes_H = jnp.matmul(slopes_V.astype(hidden.dtype), ready.T, preferred_element_type=jnp.float32)
+    residuals = hidden, table, ready, targets, temperature, normalizers, slopes_H
+    return _at(scaled, targets) - normalizers, residuals
+
+
+def _log_probs_bwd(residuals, g):
+    hidden, table, ready, targets, temperature, normalizers, slopes_H = residuals
+    dhidden = (g[..., None] * slopes_H).astype(hidden.dtype)
+    # The compiler leaves out what follows where the table does not learn.
+    scaled = logits(hidden, table, ready) / temperature
+    dlogits = (g[..., None] * _slopes(scaled, normalizers, targets, temperature)).astype(hidden.dtype)
+    dtable = _transposed(hidden, dlogits).astype(table.dtype)
+    dtemperature = -jnp.sum(g * jnp.sum(hidden.astype(jnp.float32) * slopes_H, axis=-1)) / temperature
+    return dhidden, dtable, jnp.zeros_like(ready), None, dtemperature.astype(temperature.dtype)
+
+
+log_probs.defvjp(_log_probs_fwd, _log_probs_bwd)

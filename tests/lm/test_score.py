@@ -1,6 +1,8 @@
 """The scorer against a plain log-softmax, whole against chunked, shared prefix against pasted."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from nlrl_jax.lm.generate import compute_prefix, left_pad
 from nlrl_jax.lm.score import score, token_log_probs
 from nlrl_jax.lm.transformer import Transformer
 from tests.jaxprs import equations
-from tests.lm.noise import noisy_variables
+from tests.lm.noise import noisy_params, noisy_variables
 
 B, S, N, V = 3, 5, 4, 40
 MODEL = Transformer(ModelConfig(V, 16, 24, 1, 2, 1, 8, 64, lora=LoraConfig(2, 4.0)))
@@ -74,21 +76,37 @@ def test_shared_prefix_is_exact_in_value_and_gradient(variables, batch):
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 6, 11])
-def test_chunked_equals_whole_in_value_and_gradient(variables, chunk):
+@pytest.mark.parametrize("vocab_size", [V, 500], ids=["", "mostly head"])
+def test_chunked_equals_whole_in_value_and_gradient(vocab_size, chunk):
+    model = Transformer(dataclasses.replace(MODEL.config, vocab_size=vocab_size))
+    params = noisy_params(model.config, 0.3)["params"]
     hidden, targets = jax.random.normal(jax.random.key(0), (B, N, 16)), jnp.arange(B * N).reshape(B, N)
     weights = jax.random.normal(jax.random.key(1), (B, N))
 
     def loss(chunk):
-        def of(params, hidden):
-            log_probs = token_log_probs(MODEL, {"params": params}, hidden, targets, 1.3, chunk)
+        def of(params, hidden, temperature):
+            log_probs = token_log_probs(model, {"params": params}, hidden, targets, temperature, chunk)
             return jnp.sum(weights * log_probs), log_probs
 
-        return jax.jit(jax.value_and_grad(of, argnums=(0, 1), has_aux=True))(variables["params"], hidden)
+        return jax.jit(jax.value_and_grad(of, argnums=(0, 1, 2), has_aux=True))(params, hidden, 1.3)
 
     (_, want), want_grad = loss(B * N)
     (_, got), got_grad = loss(chunk)
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    np.testing.assert_allclose(got, want, atol=5e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got_grad, want_grad)
+
+
+@pytest.mark.parametrize("vocab_size, products", [(V, 3), (500, 2)], ids=["", "mostly head"])
+def test_logits_are_computed_once_where_the_head_is_most_of_the_model(vocab_size, products):
+    model = Transformer(dataclasses.replace(MODEL.config, vocab_size=vocab_size))
+    params = noisy_params(model.config, 0.3)["params"]
+    hidden, targets = jnp.zeros((B, N, 16)), jnp.zeros((B, N), jnp.int32)
+
+    def loss(hidden):
+        return jnp.sum(token_log_probs(model, {"params": params}, hidden, targets, chunk=B))
+
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(hidden).compile().as_text()
+    assert len(re.findall(r" dot\(| custom-call\(.*matmul", compiled)) == products
 
 
 def shapes(jaxpr):
