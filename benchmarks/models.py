@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nlrl_jax.launch.reproduce_ms_grpo import QWEN25_3B
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.families import FAMILIES, FULL, LINEAR, DeltaNetSizes
+from nlrl_jax.lm.families import FAMILIES, FULL, LINEAR, SLIDING, DeltaNetSizes
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.weights.load import load_tokenizer
 
@@ -27,6 +27,28 @@ MODELS = {  # shapes of the published configurations
     "gemma-7b": ModelConfig(256000, 3072, 24576, 28, 16, 16, 256, **_GEMMA),
     "qwen3-30b-a3b": ModelConfig(151936, 2048, 6144, 48, 32, 4, 128, **_QWEN3_MOE),
     "qwen3.5-9b": ModelConfig(248320, 4096, 12288, 32, 16, 4, 256, **_QWEN35),
+}
+
+_SMALL = {"vocab_size": 49152, "hidden_size": 256, "intermediate_size": 1024, "num_layers": 4, "num_heads": 4}
+_SMALL |= {"num_kv_heads": 2, "head_dim": 64, "max_positions": 2048}
+_WINDOWS = {"sliding_window": 128, "layer_types": (SLIDING,) * 3 + (FULL,)}
+_FIELDS = {  # by `model_type`: beyond what all models of the family share
+    "llama": {},
+    "mistral": {**_WINDOWS, "layer_types": (SLIDING,) * 4},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {"num_experts": 16, "experts_per_token": 4, "expert_size": 256, "renormalise_experts": True},
+    "gemma": {"tie_embeddings": True},
+    "gemma3_text": {**_WINDOWS, "tie_embeddings": True, "local_rope_theta": 1e4, "query_pre_attn_scalar": 64.0},
+    "qwen3_5_text": {
+        "partial_rotary_factor": 0.25,
+        "delta_net": DeltaNetSizes(4, 4, 64, 64),
+        "layer_types": (LINEAR,) * 3 + (FULL,),
+    },
+}
+TINY = {  # one model of each family with weights of its own; qwen3_moe has as many active weights as qwen3
+    kind: ModelConfig(architecture=FAMILIES[kind].architecture, **{**_SMALL, **FAMILIES[kind].fields, **fields})
+    for kind, fields in _FIELDS.items()
 }
 
 

@@ -12,6 +12,7 @@ import pytest
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, left_pad
 from nlrl_jax.lm.score import score, token_log_probs
+from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer
 from tests.jaxprs import equations
 from tests.lm.noise import noisy_params, noisy_variables
@@ -107,6 +108,22 @@ def test_logits_are_computed_once_where_the_head_is_most_of_the_model(vocab_size
 
     compiled = jax.jit(jax.value_and_grad(loss)).lower(hidden).compile().as_text()
     assert len(re.findall(r" dot\(| custom-call\(.*matmul", compiled)) == products
+
+
+def test_a_head_that_is_most_of_the_model_is_shared_by_devices():
+    config = dataclasses.replace(MODEL.config, vocab_size=512)
+    params = noisy_params(config, 0.3)["params"]
+    hidden, targets = jax.random.normal(jax.random.key(0), (8, N, 16)), jnp.arange(8 * N).reshape(8, N)
+
+    def gradients(mesh):
+        def loss(params, hidden):
+            log_probs = token_log_probs(Transformer(config, mesh=mesh), {"params": params}, hidden, targets, chunk=16)
+            return jnp.sum(jnp.sin(log_probs))
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1)))(params, hidden)
+
+    shared, alone = gradients(make_mesh(2, 2, 2)), gradients(None)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), shared, alone)
 
 
 def shapes(jaxpr):
