@@ -87,10 +87,10 @@ def ended(form: ConversationForm, text: str) -> tuple[int, ...]:
     except ValueError:
         ending = ""
     tokens = form.tokenizer.encode(text + ending, continues=True)
-    ends = [n for n, token in enumerate(tokens) if token in form.tokenizer.eos_ids]
-    if not ends:
+    end_positions = [n for n, token in enumerate(tokens) if token in form.tokenizer.eos_ids]
+    if not end_positions:
         return (*form.tokenizer.encode(text, continues=True), form.tokenizer.end_id)
-    return tuple(tokens[: ends[0] + 1])
+    return tuple(tokens[: end_positions[0] + 1])
 
 
 def theirs(form: ConversationForm, chat: Sequence[Message]) -> tuple[int, ...] | None:
@@ -141,13 +141,15 @@ def compare_calls(form: ConversationForm) -> str:
     for thought in ({"reasoning_content": THOUGHT}, {}):
         message = assistant("", tool_calls=[call], **thought)
         try:
-            written = tokenizer.encode(turn_form.last_answer(message), continues=True)
+            written_tokens = tokenizer.encode(turn_form.last_answer(message), continues=True)
         except ValueError:
             continue
-        ends = [n for n, token in enumerate(written) if token in tokenizer.eos_ids]
-        reply = tuple(written[: ends[0] + 1] if ends else [*written, tokenizer.eos_ids[-1]])
+        end_positions = [n for n, token in enumerate(written_tokens) if token in tokenizer.eos_ids]
+        reply = tuple(
+            written_tokens[: end_positions[0] + 1] if end_positions else [*written_tokens, tokenizer.eos_ids[-1]]
+        )
         calls = form.read_calls(reply[form.thought_length(reply) :]).calls
-        if [tuple(found) for found in calls] != [(NAME, ARGUMENTS)]:
+        if [tuple(parsed) for parsed in calls] != [(NAME, ARGUMENTS)]:
             outcome = "not read back"
             continue
         between = form.after_calls([ToolResult(NAME, OBSERVATION)], ended=True)
@@ -220,7 +222,7 @@ def traps(facts: TemplateFacts) -> list[str]:
     for verb, fate in (("refuses", RAISES), ("drops", DROPPED)):
         names = [name for name in fates if fates[name] == fate]
         notes += [f"{verb} {', '.join(names)}"] if names else []
-    others = {
+    changes = {
         "quotes string arguments twice": facts.calls and facts.string_arguments == "quoted twice",
         "trims answers": not facts.keeps_trailing and facts.thought_in_prompt != "opened",
         "trims users": not facts.keeps_user_blanks,
@@ -228,7 +230,7 @@ def traps(facts: TemplateFacts) -> list[str]:
         "moves the system text": facts.system == "last user message",
         "moves tools": facts.tools == "last user message",
     }
-    return notes + [name for name, holds in others.items() if holds]
+    return notes + [name for name, holds in changes.items() if holds]
 
 
 def main() -> None:
@@ -252,8 +254,8 @@ def main() -> None:
             counts["refused"][row] += 1
             continue
         rows.append(row)
-        for what, outcome in row.ids.items():
-            counts[what][outcome] += 1
+        for conversation, outcome in row.ids.items():
+            counts[conversation][outcome] += 1
         ways = {think: form.way for think, form in row.forms.items()}
         counts["ways"].update(f"{think} {way}" for think, way in ways.items())
         if not options.table:
@@ -262,8 +264,8 @@ def main() -> None:
         print("\n".join(table(rows)))
     missing = set(table(rows)).difference(pathlib.Path(options.check).read_text().splitlines()) if options.check else ()
     print(f"\n{len(rows)} templates")
-    for what, counter in counts.items():
-        print(f"{what}: " + ", ".join(f"{outcome} {count}" for outcome, count in counter.most_common()))
+    for name, counter in counts.items():
+        print(f"{name}: " + ", ".join(f"{outcome} {count}" for outcome, count in counter.most_common()))
     if missing:
         raise SystemExit(f"{options.check} lacks {len(missing)} rows:\n" + "\n".join(sorted(missing)))
 

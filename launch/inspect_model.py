@@ -45,7 +45,7 @@ def read_template(path: pathlib.Path, options: TemplateOptions) -> ChatRenderer:
 
 def plans(renderer: ChatRenderer, tokenizer: Tokenizer | None) -> dict[str, dict[str, object]]:
     """What a run would do: --think -> its way and notes."""
-    found = {}
+    runs = {}
     for think, thinks in THOUGHTS.items():
         if tokenizer is None:
             plan = plan_conversations(renderer, thinks)
@@ -53,8 +53,8 @@ def plans(renderer: ChatRenderer, tokenizer: Tokenizer | None) -> dict[str, dict
         else:
             form = ConversationForm.of(tokenizer, thinks=thinks)
             plan, notes = form.plan, form.notes
-        found[think] = {"way": plan.way, "variables": dict(plan.form.variables), "notes": list(notes)}
-    return found
+        runs[think] = {"way": plan.way, "variables": dict(plan.form.variables), "notes": list(notes)}
+    return runs
 
 
 def table(facts: TemplateFacts, runs: dict[str, dict[str, object]]) -> str:

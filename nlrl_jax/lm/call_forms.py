@@ -69,6 +69,7 @@ class JsonCalls(CallForm):
     def starts(self, text: str) -> list[int]:
         if self.opener:
             return super().starts(text)
+        # No mark tells a call from an answer in JSON; the key "name" does.
         start = len(text) - len(text.lstrip())
         if text.startswith(PYTHON_TAG, start):
             return [start + len(PYTHON_TAG)]
@@ -89,6 +90,7 @@ class JsonCalls(CallForm):
     def _call(self, entry: Any) -> ToolCall:
         if not isinstance(entry, dict) or not isinstance(entry.get(self.name_key), str):
             raise CallError(f'a call must be a JSON object with a text "{self.name_key}"')
+        # A call without arguments may leave them out.
         keys = [key for key in (self.arguments_key, *_ARGUMENTS_KEYS) if key in entry]
         return ToolCall(entry[self.name_key], _object(entry[keys[0]] if keys else {}))
 
@@ -136,6 +138,7 @@ class TaggedCalls(CallForm):
             raise CallError(f"a call must begin with {self.opener}NAME{self.name_close}")
         arguments, position = {}, name.end()
         for match in self._argument.finditer(body, position):
+            # Words between two arguments belong to neither.
             if body[position : match.start()].strip():
                 break
             arguments[match["key"].strip()] = match["text"].removeprefix("<![CDATA[").removesuffix("]]>")

@@ -157,23 +157,23 @@ class _Chats:
     def __init__(self, form: TurnForm, errors: dict[str, str]):
         self.form, self.errors = form, errors
 
-    def attempt(self, what: str, rendering: Callable[[], str]) -> str:
+    def attempt(self, case: str, rendering: Callable[[], str]) -> str:
         """The text, or "" where the template raises."""
         try:
             return rendering()
         except ValueError as error:
-            self.errors.setdefault(what, str(error).removeprefix("the chat template refused the chat: "))
+            self.errors.setdefault(case, str(error).removeprefix("the chat template refused the chat: "))
             return ""
 
-    def text(self, what: str, chat: list[Message], opened: bool = True, **variables: Any) -> str:
+    def text(self, case: str, chat: list[Message], opened: bool = True, **variables: Any) -> str:
         """A rendered chat, with a generation prompt where it is `opened`; "" where the template raises."""
         variables = {**self.form.variables, **variables}
-        return self.attempt(what, lambda: self.form.render(chat, opened, **variables))
+        return self.attempt(case, lambda: self.form.render(chat, opened, **variables))
 
-    def fate(self, what: str, chat: list[Message], *texts: str, opened: bool = True) -> str:
+    def fate(self, case: str, chat: list[Message], *texts: str, opened: bool = True) -> str:
         """Whether all of `texts` are SHOWN in a chat, one is DROPPED, or the template RAISES."""
-        text = self.text(what, chat, opened)
-        return RAISES if what in self.errors else SHOWN if all(part in text for part in texts) else DROPPED
+        text = self.text(case, chat, opened)
+        return RAISES if case in self.errors else SHOWN if all(part in text for part in texts) else DROPPED
 
 
 def _calling(number: int, in_json: Callable[[Any], Any] = dict, **fields: Any) -> list[Message]:
@@ -191,15 +191,16 @@ def _appends(form: TurnForm, answer: str) -> bool:
 def _fate(chats: _Chats, answer: Message, **variables: Any) -> str:
     """What becomes of the thought of an answer."""
 
-    def shown(*following: Message) -> bool:
+    def shows_thought(*following: Message) -> bool:
         chat = [user(QUESTION), answer, *following]
         return THOUGHT in chats.text("an answer with a thought", chat, opened=bool(following), **variables)
 
-    if shown(user(OBSERVATION)):
+    # From the longest life to the shortest: a template that keeps a thought for users keeps it for tools.
+    if shows_thought(user(OBSERVATION)):
         return KEPT
-    if shown(turns.tool_reply(OBSERVATION, NAME)):
+    if shows_thought(turns.tool_reply(OBSERVATION, NAME)):
         return IN_LOOP
-    return LAST_ONLY if shown() else NEVER
+    return LAST_ONLY if shows_thought() else NEVER
 
 
 def _switch(form: TurnForm) -> str:
@@ -259,13 +260,14 @@ def _string_arguments(offered: _Chats) -> str:
         return RAISES
     if "inert value 0" not in text:
         return DROPPED
+    # `tojson` of a text escapes its quotes.
     return "quoted twice" if '\\"' in text.rpartition(QUESTION)[2] else SHOWN
 
 
 def _no_content(offered: _Chats) -> str:
-    what = "a call without content"
-    text = offered.text(what, _calling(1, content=None), opened=False).rpartition(QUESTION)[2]
-    if what in offered.errors:
+    case = "a call without content"
+    text = offered.text(case, _calling(1, content=None), opened=False).rpartition(QUESTION)[2]
+    if case in offered.errors:
         return RAISES
     return "printed as None" if "None" in text else SHOWN
 
@@ -278,6 +280,7 @@ def _date(form: TurnForm) -> str:
             texts.add(dated(chat))
         return len(texts) > 1
 
+    # Some print the date within a system text of their own, which the chat's replaces.
     if not differs([user(QUESTION)]):
         return "never"
     try:
@@ -288,7 +291,7 @@ def _date(form: TurnForm) -> str:
 
 def sentences(facts: TemplateFacts) -> dict[str, str]:
     """The facts for a person: label -> sentence."""
-    shown = {SHOWN: "shown", DROPPED: "dropped without a word", RAISES: "refused"}
+    fates = {SHOWN: "shown", DROPPED: "dropped without a word", RAISES: "refused"}
     thoughts = _thoughts(facts)
     switch = f"turned on and off by {facts.switch}" if facts.switch else "no switch"
     keep = ", ".join(f"{name}={json.dumps(setting)}" for name, setting in facts.keep_variables.items())
@@ -298,20 +301,21 @@ def sentences(facts: TemplateFacts) -> dict[str, str]:
     without = " (those without a thought)" if facts.thought_in_prompt == "opened" else ""
     otherwise = f"are written otherwise in later turns{without}"
     blanks = [
-        f"{'kept' if kept else 'trimmed'} {where} an answer"
-        for where, kept in (("before", facts.keeps_leading), ("after", facts.keeps_trailing))
+        f"{'kept' if is_kept else 'trimmed'} {side} an answer"
+        for side, is_kept in (("before", facts.keeps_leading), ("after", facts.keeps_trailing))
     ]
     rules = {
         "role": "a role of its own", "first user message": "put into the first user message",
-        "last user message": "put into the last user message, so that it moves with each turn", **shown,
+        "last user message": "put into the last user message, so that it moves with each turn", **fates,
     }  # fmt: skip
     forms = {
         "": "not written", "unknown": "written in a form that is not known here", "json": "JSON",
         "named": "a name and JSON", "tagged": "in tags", "python": "in Python",
     }  # fmt: skip
-    written = forms[facts.calls] + (f" after {facts.call_opener}" if facts.call_opener else "")
+    call_words = forms[facts.calls] + (f" after {facts.call_opener}" if facts.call_opener else "")
     several = {SHOWN: "several in a reply", DROPPED: "one in a reply", RAISES: "one in a reply, more are refused"}
     strings = {SHOWN: "shown", "quoted twice": "quoted twice", RAISES: "refused", DROPPED: "not shown"}
+    more_calls = f"{several[facts.several_calls]}; arguments as a string: {strings[facts.string_arguments]}"
     described = {
         "generation prompt": f"ends in {facts.prompt_end!r}{prompt or ''}",
         "end of a reply": f"{facts.reply_end!r}",
@@ -319,22 +323,21 @@ def sentences(facts: TemplateFacts) -> dict[str, str]:
         "earlier replies": "stay as they were" if facts.appends else otherwise,
         "blanks": f"{', '.join(blanks)}; a user's text is {'kept' if facts.keeps_user_blanks else 'trimmed'}",
         "thoughts": f"{thoughts}; {switch}" + (f"; kept with {keep}" if keep else ""),
-        "system text": f"{rules[facts.system]}; a later one is {shown[facts.late_system]}",
-        "two users in a row": shown[facts.two_users],
+        "system text": f"{rules[facts.system]}; a later one is {fates[facts.late_system]}",
+        "two users in a row": fates[facts.two_users],
         "tools": {
             "beginning": "offered at the beginning", DROPPED: "not offered",
             "last user message": "offered before the last user message, so that they move with each turn",
         }[facts.tools],
-        "calls": f"{written}; {several[facts.several_calls]}; arguments as a string: {strings[facts.string_arguments]}"
-        if facts.calls else written,
-        "role tool": f"after a call {shown[facts.tool_role]}, without one {shown[facts.bare_tool_role]}",
+        "calls": f"{call_words}; {more_calls}" if facts.calls else call_words,
+        "role tool": f"after a call {fates[facts.tool_role]}, without one {fates[facts.bare_tool_role]}",
         "no content": {SHOWN: "nothing is written", RAISES: "refused: send an empty text"}.get(
             facts.no_content, facts.no_content
         ),
         "today's date": f"printed {facts.date}" if facts.date != "never" else "never printed",
         "variables": ", ".join(facts.variables) or "none",
     }  # fmt: skip
-    errors = [f"{what}: {message}" for what, message in facts.errors.items()]
+    errors = [f"{case}: {message}" for case, message in facts.errors.items()]
     return described | ({"what it refuses": "; ".join(errors)} if errors else {})
 
 

@@ -163,12 +163,12 @@ def settable(source: str) -> frozenset[str]:
     parameters = {name.name for name in names if name.ctx == "param"}  # of macros
     # A filter `default` and a test `is defined` ask for a name that may be missing.
     questions = [*tree.find_all(jinja2.nodes.Test), *tree.find_all(jinja2.nodes.Filter)]
-    asked = {
+    tested = {
         question.node.name
         for question in questions
         if question.name in ("defined", "undefined", "default") and isinstance(question.node, jinja2.nodes.Name)
     }
-    return variables_of(source) - (assigned - asked) - parameters
+    return variables_of(source) - (assigned - tested) - parameters
 
 
 _GLOBALS = frozenset(["raise_exception", "strftime_now", *jinja2.defaults.DEFAULT_NAMESPACE])

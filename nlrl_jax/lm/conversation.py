@@ -82,10 +82,12 @@ class ConversationForm:
         if not tokenizer.options.date:  # a run that passes midnight keeps its prompts
             today = datetime.date.today().isoformat()
             tokenizer = dataclasses.replace(tokenizer, options=dataclasses.replace(tokenizer.options, date=today))
+        # 1. Does the template offer these tools, and write calls that can be read back?
         plain = tokenizer.renderer
         offering = dataclasses.replace(plain, tools=tuple(tools)) if tools else plain
         calls = call_form(offering)
         describes_tools = bool(tools) and (calls is None or not _shows(offering, tools))
+        # 2. Which way do conversations take, with the tools in their prompts?
         plan = plan_conversations(plain if describes_tools else offering, thinks, has_system or describes_tools, way)
         form = HERMES if calls is None or describes_tools else calls
         return ConversationForm(tokenizer, plan, tuple(tools), form, describes_tools)
@@ -161,8 +163,8 @@ class ConversationForm:
         it."""
         end = thought_end(self.opened) or "</think>"
         reply = self.plan.form.thought(self.opened).sampled
-        written = reply[reply.index(turns.THOUGHT) + len(turns.THOUGHT) :].removesuffix(turns.ANSWERS[0])
-        return tuple(self.tokenizer.encode(written if end in written else f"\n{end}\n\n", continues=True))
+        closing_text = reply[reply.index(turns.THOUGHT) + len(turns.THOUGHT) :].removesuffix(turns.ANSWERS[0])
+        return tuple(self.tokenizer.encode(closing_text if end in closing_text else f"\n{end}\n\n", continues=True))
 
     def thought_length(self, tokens: Sequence[int]) -> int:
         """How many of a reply's tokens are its thought, the closing mark included; all where it never closes."""
@@ -180,7 +182,7 @@ class ConversationForm:
         mark = self.tokenizer.backend.token_to_id(end)
         if mark is not None:
             return tokens.index(mark) + 1 if mark in tokens else len(tokens)
-        # The mark is spelt by several tokens: the shortest beginning whose text holds it.
+        # The mark is spelt by several tokens: the shortest beginning whose text holds it, by bisection.
         first, last = 0, len(tokens)
         if end not in self.tokenizer.decode(tokens):
             return len(tokens)
@@ -208,10 +210,10 @@ class ConversationForm:
         @functools.lru_cache(_LARGEST_CACHE)
         def after_calls(results: tuple[ToolResult, ...], ended: bool) -> tuple[int, ...]:
             self._check_appends()
-            ends = {*self.tokenizer.eos_ids, *self._end[-1:]}
+            end_ids = {*self.tokenizer.eos_ids, *self._end[-1:]}
             try:
                 tokens = tuple(self.tokenizer.encode(self.plan.form.separator_of_calls(results), continues=True))
-                first = next(n for n, token in enumerate(tokens) if token in ends)
+                first = next(n for n, token in enumerate(tokens) if token in end_ids)
             except (ValueError, StopIteration):
                 text = self._separator_of_results(results)
                 return self._without_end(tuple(self.tokenizer.encode(text, continues=True)), ended)
@@ -253,6 +255,7 @@ class ConversationForm:
         except ValueError:
             last = ""
         last_tokens = tuple(self.tokenizer.encode(last, continues=True)) if last else ()
+        # "\n</assistant>" ends a turn of Laguna, "<|im_end|>" one of Qwen: up to and with the end token.
         size = next((n + 1 for n, token in enumerate(tokens) if token in end_ids), 0)
         is_own = tokens[:size] == last_tokens[:size] or not self.tokenizer.decode(tokens[: size - 1]).strip()
         if size and is_own:

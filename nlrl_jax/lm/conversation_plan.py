@@ -77,10 +77,11 @@ def plan_conversations(
     broken = tuple(kind for kind, reply in replies.items() if not form.keeps(reply))
 
     def chosen(name: str, candidate: TurnForm) -> ConversationPlan:
-        asked = [f"the template gets {_settings(candidate)}"] if name == KEEP else note
+        settings = [f"the template gets {_settings(candidate)}"] if name == KEEP else note
         marking = dataclasses.replace(candidate.render, as_content=render.as_content)
-        return ConversationPlan(dataclasses.replace(candidate, render=marking), name, (*notes, *asked), broken)
+        return ConversationPlan(dataclasses.replace(candidate, render=marking), name, (*notes, *settings), broken)
 
+    # In the order of `WAYS`: the first that keeps all kinds of replies.
     candidates = {APPEND: [form], KEEP: keeping(form), TOOL: [dataclasses.replace(form, as_tool=True)]}
     for name, forms in candidates.items():
         for candidate in forms if way in ("auto", name) else ():
@@ -101,13 +102,13 @@ def plain_form(render: ChatRenderer, system: bool) -> tuple[TurnForm, list[str]]
     """
     glued = TurnForm(render, in_user=True, has_system=system)
     try:
-        shown = glued.opening("", QUESTION)
+        text = glued.opening("", QUESTION)
     except ValueError:
         if render.tools is not None:
             raise
         glued = dataclasses.replace(glued, render=dataclasses.replace(render, tools=()))  # a few want a list
-        shown = glued.opening("", QUESTION)
-    if QUESTION not in shown:
+        text = glued.opening("", QUESTION)
+    if QUESTION not in text:
         raise ValueError("the chat template does not show a user's text: it is not made for chats of plain texts")
     form = dataclasses.replace(glued, in_user=False)
     if not system:
@@ -118,6 +119,7 @@ def plain_form(render: ChatRenderer, system: bool) -> tuple[TurnForm, list[str]]
             return glued, [f"the template drops system texts: {place}"]
     except ValueError:
         return glued, [f"the template has no system role: {place}"]
+    # A text that moves changes what stood before earlier replies.
     if not is_steady(form) and is_steady(glued):
         return glued, [f"the template moves system texts to the last turn: {place}"]
     return form, []
@@ -135,6 +137,7 @@ def _with_thoughts(form: TurnForm, thinks: bool | None) -> tuple[TurnForm, list[
             text = switched.opening("", QUESTION)
         except ValueError:
             continue
+        # On: the prompt opens a thought or leaves it to the model. Off: it opens none, or an empty one that is over.
         if thinks and not closes_thought(text) or not thinks and not opened_thought(text):
             return switched, [f"the template gets {_settings(switched)}"]
     if thinks and not opened_thought(prompt) and not form.knows_thoughts():

@@ -52,6 +52,7 @@ def call_form(render: ChatRenderer) -> CallForm | None:
         if common.rfind("<") > common.rfind(">"):  # not from the middle of a mark
             common = common[: common.rindex("<")]
         text = text[len(common) :].rpartition("</think>")[2]
+        # A form counts only if it reads back what the template has just written.
         for form in (_json_form(text), _tagged_form(text), _python_form(text)):
             if form is not None and read_calls(form, text).calls == (inert,):
                 return form
@@ -120,7 +121,7 @@ def fitted(call: ToolCall, tools: Sequence[Mapping[str, Any]], as_text: bool = F
 
 
 def _is_of(argument: Any, kind: str) -> bool:
-    if isinstance(argument, bool):
+    if isinstance(argument, bool):  # an int to Python, not to JSON
         return kind == "boolean"
     return kind not in _TYPES or isinstance(argument, _TYPES[kind])
 
@@ -162,6 +163,7 @@ def _json_form(text: str) -> CallForm | None:
 
 def _tagged_form(text: str) -> CallForm | None:
     between, position = [], 0
+    # before NAME after_name KEY after_key VALUE after_text KEY ... : the gaps are the form.
     for part in (NAME, *(part for pair in ARGUMENTS.items() for part in pair)):
         start = text.find(part, position)
         if start < 0:

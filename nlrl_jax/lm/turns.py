@@ -142,15 +142,16 @@ class TurnForm:
     def _behind(self, texts: Sequence[str], chat: Callable[[str], list[Message]], count: int = 1) -> str:
         """What the template writes behind the last of `count` places of an inert text, which must be the same for all
         of `texts`."""
-        written = set()
+        continuations = set()
         for text in texts:
             rendered = self.prompt(chat(text))
+            # A template that repeats a reply, or cuts it, has no place where it ends.
             if rendered.count(text) != count:
                 raise ValueError(f"the chat template writes the reply {rendered.count(text)} times")
-            written.add(rendered.rpartition(text)[2])
-        if len(written) > 1:
+            continuations.add(rendered.rpartition(text)[2])
+        if len(continuations) > 1:
             raise ValueError("what the chat template writes after a reply depends on the reply")
-        (separator,) = written
+        (separator,) = continuations
         if SYSTEM in separator or QUESTION in separator:
             raise ValueError("the chat template writes the beginning of the chat again after a reply")
         return separator
@@ -163,6 +164,7 @@ class TurnForm:
         chat = self.inert_opening
         try:
             text = self.prompt(chat)
+            # Two turns: some templates spare the last answer alone.
             for _ in range(2):
                 chat = [*chat, message, self.observation(OBSERVATION)]
                 longer = self.prompt(chat)
@@ -209,12 +211,13 @@ class TurnForm:
         """
         answer = ANSWERS[0]
         field = assistant(answer, reasoning_content=THOUGHT)
-        begins = "" if opened else "<think>\n"
-        sampled = f"{begins}{THOUGHT}\n{thought_end(opened) or '</think>'}\n\n{answer}"
+        # Qwen's form, where the template shows none of its own.
+        opening_mark = "" if opened else "<think>\n"
+        sampled = f"{opening_mark}{THOUGHT}\n{thought_end(opened) or '</think>'}\n\n{answer}"
         if not self.suffix:
             try:
-                written = self.last_answer(field).partition(answer)[0]
-                sampled = written + answer if THOUGHT in written else sampled
+                beginning = self.last_answer(field).partition(answer)[0]
+                sampled = beginning + answer if THOUGHT in beginning else sampled
             except ValueError:
                 pass
         return InertReply(sampled, field, assistant(opened + sampled))
@@ -232,6 +235,7 @@ class TurnForm:
         chat = self.inert_opening
         in_field = assistant(ANSWERS[0], reasoning_content=THOUGHT)
         in_text = assistant(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWERS[0]}")
+        # Shown where the field is read, missing where marks in a text are; each may happen in some turns only.
         for following in ([], [user(OBSERVATION)], [tool_reply(OBSERVATION)]):
             for message, is_shown_if_unknown in ((in_field, False), (in_text, True)):
                 try:
