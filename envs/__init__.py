@@ -144,12 +144,12 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
 
 def _make_by_address(name: str, max_steps: int, options: dict[str, Any]) -> HostGame:
     """Makes a host game that is yours or another package's: `address:name?option=value`; see `make_host`."""
-    name, own = outside.split_options(name)
-    reversible = own.pop("reversible", False)
+    name, settings = outside.split_options(name)
+    reversible = settings.pop("reversible", False)
     if outside.is_outside(name):
-        game = outside.make(name, **{**options, **own})
+        game = outside.make(name, **{**options, **settings})
     else:
-        game = user_game.load(name, HostGame, TextGame, without=("max_steps",), **{**options, **own})
+        game = user_game.load(name, HostGame, TextGame, without=("max_steps",), **{**options, **settings})
     if isinstance(game, TextGame):
         return _on_the_host(game, max_steps)
     game = dataclasses.replace(game, max_steps=max_steps) if max_steps else game

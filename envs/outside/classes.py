@@ -9,7 +9,6 @@ terminated, truncated, info). What either may say about itself, as attributes: `
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import pathlib
@@ -17,14 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nlrl_jax.envs import outside
+from nlrl_jax.envs.outside.class_tools import call_tool, tool_fields, waited
 from nlrl_jax.envs.outside.episodes import Beginning, LiveEpisode
 from nlrl_jax.envs.outside.episodes import host_game as of_episodes
 from nlrl_jax.roles import reply_forms
 from nlrl_jax.types import HostGame, Outcome
 
 _HORIZON = 20  # steps where a class names no limit
-_NOT_TOOLS = ("reset", "get_reward")
-_NO_CALL = 'This call cannot be read. Write {"name": "...", "arguments": {...}} with one of the tools.'
 
 
 def is_environment(candidate: Any) -> bool:
@@ -48,10 +46,10 @@ def host_game(name: str, factory: Callable[..., Any], max_steps: int = 0, data: 
     with_tools = callable(getattr(sample, "get_reward", None)) or not callable(getattr(sample, "step", None))
     rules = getattr(sample, "rules", None) or inspect.getdoc(type(sample)) or ""
 
-    def begin(kind: str, seed: int) -> Beginning:
+    def new_episode(kind: str, seed: int) -> Beginning:
         env = factory(**options)
         row = rows[seed % len(rows)] if rows else {}
-        returned = _waited(env.reset(**outside.accepted(env.reset, {"seed": seed, **row})))
+        returned = waited(env.reset(**outside.accepted(env.reset, {"seed": seed, **row})))
         observation = returned[0] if isinstance(returned, tuple) and not with_tools else returned
         if not isinstance(observation, str | None):
             raise ValueError(f"reset returned {type(observation).__name__}; it must return a string or None")
@@ -64,78 +62,20 @@ def host_game(name: str, factory: Callable[..., Any], max_steps: int = 0, data: 
     }
     if with_tools:
         return of_episodes(
-            name, begin, _call, actions=(), score="reward", has_success=False, **_tools(sample), **common
+            name, new_episode, call_tool, actions=(), score="reward", has_success=False, **tool_fields(sample), **common
         )
     form = reply_forms.FORMS.get(getattr(sample, "reply_form", ""))
     actions = tuple(getattr(sample, "actions", ()))
-    forms = {"read_action": form.read, "reply_form": form.shown} if form else {}
-    return of_episodes(name, begin, _step, actions=actions, score="return", **forms, **common)
+    forms = {"read_action": form.action_in, "reply_form": form.example} if form else {}
+    return of_episodes(name, new_episode, _step, actions=actions, score="return", **forms, **common)
 
 
 def _step(episode: LiveEpisode, action: str) -> Outcome:
     """Steps an environment of Gymnasium's kind."""
-    observation, reward, *ends, info = _waited(episode.env.step(action))
-    done = any(map(bool, ends)) or getattr(episode.env, "done", False) is True
-    success = bool(info.get("success", ends[:1] == [True] and reward > 0)) and done
+    observation, reward, *flags, info = waited(episode.env.step(action))
+    done = any(map(bool, flags)) or getattr(episode.env, "done", False) is True
+    success = bool(info.get("success", flags[:1] == [True] and reward > 0)) and done
     return Outcome(None, observation, reward, done, success, valid=not info.get("invalid", False))
-
-
-def _tools(env: Any) -> dict[str, Any]:
-    """The fields of a host game that tell its tools: the schemas, as transformers makes them."""
-    try:
-        from transformers.utils import get_json_schema
-    except ModuleNotFoundError:
-        raise ValueError("tools are described by transformers; run pip install 'nlrl_jax[hub]'") from None
-    if not callable(getattr(env, "get_reward", None)):
-        raise ValueError(f"{type(env).__name__} has no get_reward(), so that there is nothing to learn from")
-    schemas, listed = [], []
-    for name, method in _methods(env).items():
-        try:
-            schemas.append(get_json_schema(method))
-        except Exception as error:  # of several kinds, for missing types and docstrings
-            raise ValueError(f"the tool {name} cannot be described: {error}") from None
-        listed.append(f"{name}{inspect.signature(method)}: {schemas[-1]['function']['description']}")
-    if not schemas:
-        raise ValueError(f"{type(env).__name__} has no public method beside {' and '.join(_NOT_TOOLS)} to be a tool")
-    shown = "\n".join((reply_forms.FORMS["tool_call"].shown, "Tools:", *listed))
-    return {
-        "tools": tuple(schemas),
-        "read_action": reply_forms.tool_call,
-        "reply_form": shown,
-        "closing_reward": lambda episode: 0.0 if episode.fault else float(_waited(episode.env.get_reward()) or 0),
-    }
-
-
-def _methods(env: Any) -> dict[str, Callable]:
-    """The tools of an environment by name: public methods of its class, in alphabetical order."""
-    names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction)]
-    return {name: getattr(env, name) for name in names if not name.startswith("_") and name not in _NOT_TOOLS}
-
-
-def _call(episode: LiveEpisode, action: str) -> Outcome:
-    """Calls a tool. A reply without a call is the final answer, which ends the episode; errors go to the model."""
-    env, call = episode.env, reply_forms.tool_call(action)
-    if call is None:
-        if "<tool_call" in action or action.lstrip().startswith("{") or '"name"' in action:
-            return Outcome(None, _NO_CALL, valid=False)
-        return Outcome(None, "", float(_waited(env.get_reward()) or 0), done=True)
-    name, arguments = json.loads(call).values()
-    tools = _methods(env)
-    if name not in tools:
-        return Outcome(None, f"There is no tool {name!r}. Tools are: {', '.join(tools)}.", valid=False)
-    try:
-        result = _waited(tools[name](**arguments))
-    except Exception as error:  # what the model has called wrongly, it is told
-        return Outcome(None, f"error: {type(error).__name__}: {error}", valid=False)
-    text = result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
-    if getattr(env, "done", False) is True:
-        return Outcome(None, text, float(_waited(env.get_reward()) or 0), done=True)
-    return Outcome(None, text)
-
-
-def _waited(result: Any) -> Any:
-    """What a method returned, or will return where it is asynchronous."""
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def _rows(path: str) -> list[dict[str, Any]]:

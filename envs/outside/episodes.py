@@ -43,7 +43,7 @@ class LiveEpisode:
 
 def host_game(
     name: str,
-    begin: Callable[[str, int], Beginning],
+    new_episode: Callable[[str, int], Beginning],
     move: Callable[[LiveEpisode, str], Outcome],
     on_a_server: bool = False,
     **fields,
@@ -54,7 +54,7 @@ def host_game(
     one task must begin alike. A fault of the environment costs its episode and not the run.
 
     Args:
-      begin: (kind, seed) -> a new environment at the beginning of this task.
+      new_episode: (kind, seed) -> a new environment at the beginning of this task.
       move: (episode, action) -> its outcome; the outcome's state is filled in here.
       on_a_server: the environments are elsewhere, so that episodes begin and step at the same time.
       **fields: of `HostGame`.
@@ -65,7 +65,7 @@ def host_game(
 
     def start(task: tuple[str, int]) -> Start:
         try:
-            env, goal, observation = begin(*task)
+            env, goal, observation = new_episode(*task)
         except Exception as error:  # whatever another package's code raises
             return Start(LiveEpisode(None, fault=described(error)), "", STOPPED)
         return Start(LiveEpisode(env), _text(goal), _text(observation))
@@ -126,10 +126,10 @@ def _beginning_alike(game: HostGame) -> Callable[[Sequence[tuple[str, int]]], li
             text = (start.goal, start.observation)
             first = texts.setdefault(tuple(task[:2]), text)
             if first != text and STOPPED not in (first[1], text[1]):
-                one, other = next(pair for pair in zip(first, text, strict=True) if pair[0] != pair[1])
+                texts_apart = next(pair for pair in zip(first, text, strict=True) if pair[0] != pair[1])
                 raise ValueError(
                     f"{game.name} does not follow its seed: two episodes of seed {task[1]} began with "
-                    f"{_difference(one, other)}. Let everything random follow from reset(seed=...), so that episodes "
+                    f"{_difference(*texts_apart)}. Let everything random follow from reset(seed=...), so that episodes "
                     "of one task can be compared"
                 )
         return starts
@@ -137,11 +137,11 @@ def _beginning_alike(game: HostGame) -> Callable[[Sequence[tuple[str, int]]], li
     return reset
 
 
-def _difference(one: str, other: str, shown: int = 60) -> str:
+def _difference(first: str, second: str, width: int = 60) -> str:
     """Shows where two texts part."""
-    same = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
-    begin = max(same - shown // 3, 0)
-    return f"{one[begin : begin + shown]!r} and {other[begin : begin + shown]!r}"
+    same = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), 0)
+    start = max(same - width // 3, 0)
+    return f"{first[start : start + width]!r} and {second[start : start + width]!r}"
 
 
 def _at_once(function: Callable, *arguments: Sequence[Any]) -> list[Any]:

@@ -38,7 +38,7 @@ def host_game(name: str, max_steps: int = 0, **options) -> HostGame:
             f"GEM has no environment {name!r}; did you mean {' or '.join(close) or 'game:Sudoku-v0-easy'}?"
         )
 
-    def begin(kind: str, seed: int) -> Beginning:
+    def new_episode(kind: str, seed: int) -> Beginning:
         env = gem.make(name, **options)
         instructions, info = env.reset(seed=seed)
         return Beginning(env, instructions.strip(), info.get("suffix", "").strip())
@@ -52,15 +52,15 @@ def host_game(name: str, max_steps: int = 0, **options) -> HostGame:
         return Outcome(None, "\n".join(filter(None, parts)), reward, done, success, valid)
 
     # Of the "-random" ones each task has its own number of turns.
-    horizons = [getattr(begin("", seed).env, "max_turns", None) or 0 for seed in range(_TRIED)]
+    horizons = [getattr(new_episode("", seed).env, "max_turns", None) or 0 for seed in range(_TRIED)]
     return of_episodes(
         f"gem:{name}",
-        begin,
+        new_episode,
         move,
         rules="",
         actions=(),
         max_steps=max_steps or max(horizons) or (1 if name.startswith("rg:") else _HORIZON),
         score="reward",
         read_action=reply_forms.with_marks(reply_forms.boxed, r"\boxed{{{}}}"),
-        reply_form=reply_forms.FORMS["boxed"].shown,
+        reply_form=reply_forms.FORMS["boxed"].example,
     )

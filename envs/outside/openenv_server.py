@@ -12,59 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from websockets.exceptions import WebSocketException
-from websockets.sync.client import ClientConnection, connect
 
 from nlrl_jax.envs.outside.episodes import Beginning, LiveEpisode
 from nlrl_jax.envs.outside.episodes import host_game as of_episodes
+from nlrl_jax.envs.outside.openenv_session import Session
 from nlrl_jax.roles import reply_forms
 from nlrl_jax.roles.json_reply import read_json
 from nlrl_jax.types import HostGame, Outcome
 
 _HORIZON, _PATIENCE = 20, 60.0  # steps; seconds for one answer
-_LARGEST = 100 << 20  # bytes of a message
-_CAPACITY = "CAPACITY_REACHED"
-
-
-class Session:
-    """An environment on the server."""
-
-    def __init__(self, address: str, patience: float):
-        url = address.replace("http", "ws", 1) if address.startswith("http") else address
-        self.address, self.patience = address, patience
-        try:
-            self.socket = connect(f"{url}/ws", open_timeout=patience, max_size=_LARGEST, proxy=None)
-        except (OSError, WebSocketException) as error:
-            raise ConnectionError(f"the server {address} does not answer: {error}") from None
-        weakref.finalize(self, _close, self.socket)  # also where the horizon cuts an episode off
-
-    def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Asks for a "reset" or a "step", and returns observation, reward and done.
-
-        Raises:
-          ConnectionError, TimeoutError: the server is lost, or late. ValueError: it refuses.
-        """
-        try:
-            self.socket.send(json.dumps({"type": kind, "data": data}))
-            answer = json.loads(self.socket.recv(timeout=self.patience))
-        except TimeoutError:
-            self.close()
-            raise TimeoutError(f"the server {self.address} took longer than {self.patience:g} s for a {kind}") from None
-        except (OSError, WebSocketException) as error:
-            raise ConnectionError(f"the server {self.address} was lost: {error}") from None
-        if answer.get("type") == "error":
-            fault = answer.get("data", {})
-            advice = "; let it allow as many as there are episodes at a time" if fault.get("code") == _CAPACITY else ""
-            raise ValueError(f"the server {self.address} refused: {fault.get('message', fault)}{advice}")
-        return answer["data"]
-
-    def close(self) -> None:
-        _close(self.socket)
 
 
 def host_game(address: str, max_steps: int = 0, patience: float = _PATIENCE, **options) -> HostGame:
@@ -84,7 +44,7 @@ def host_game(address: str, max_steps: int = 0, patience: float = _PATIENCE, **o
     field = texts[0] if len(texts) == len(fields) == 1 else ""
     tools = _tools(address, patience) if {"tool_name"} <= fields.keys() or not fields else ()
 
-    def begin(kind: str, seed: int) -> Beginning:
+    def new_episode(kind: str, seed: int) -> Beginning:
         session = Session(address, patience)
         answer = session.ask("reset", {"seed": seed, **options})
         return Beginning(session, about.get("description", ""), _text(answer["observation"]))
@@ -93,7 +53,7 @@ def host_game(address: str, max_steps: int = 0, patience: float = _PATIENCE, **o
         session = episode.env
         data = _call(action) if tools else {field: action} if field else read_json(action).fields
         if not data:
-            return Outcome(None, f"An action is {shown}", valid=False)
+            return Outcome(None, f"An action is {form}", valid=False)
         try:
             answer = session.ask("step", data)
         except ValueError as error:  # the server is there and refuses this action
@@ -103,11 +63,11 @@ def host_game(address: str, max_steps: int = 0, patience: float = _PATIENCE, **o
             session.close()
         return Outcome(None, _text(answer["observation"]), answer.get("reward") or 0, done)
 
-    shown = reply_forms.FORMS["tool_call"].shown if tools else f"a JSON object: {json.dumps(fields)}"
-    read = reply_forms.tool_call if tools else None if field else _read_object
+    form = reply_forms.FORMS["tool_call"].example if tools else f"a JSON object: {json.dumps(fields)}"
+    reader = reply_forms.tool_call if tools else None if field else _read_object
     return of_episodes(
         f"openenv:{address}",
-        begin,
+        new_episode,
         move,
         on_a_server=True,
         rules="",
@@ -115,8 +75,8 @@ def host_game(address: str, max_steps: int = 0, patience: float = _PATIENCE, **o
         max_steps=max_steps or _HORIZON,
         score="reward",
         has_success=False,
-        read_action=read,
-        reply_form="" if field else f"An action is {shown}",
+        read_action=reader,
+        reply_form="" if field else f"An action is {form}",
         tools=tools,
     )
 
@@ -172,8 +132,3 @@ def _text(observation: Mapping[str, Any]) -> str:
     if len(fields) == 1 and isinstance(text := next(iter(fields.values())), str):
         return text
     return json.dumps(fields, ensure_ascii=False) if fields else ""
-
-
-def _close(socket: ClientConnection) -> None:
-    with contextlib.suppress(Exception):
-        socket.close()

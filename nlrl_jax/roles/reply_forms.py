@@ -1,6 +1,6 @@
 r"""Where the action stands in a free reply: one reader for each form, by name.
 
-    FORMS["boxed"].read("Half of 1 to 10 is 5, so \\boxed{5}.") == "5"
+    FORMS["boxed"].action_in("Half of 1 to 10 is 5, so \\boxed{5}.") == "5"
 
 A reply may think first; of several marks the last one counts, since what a reply arrives at comes last. These readers
 are for environments that fix a form. Where a game lists its actions, `roles.actions` reads them in any form.
@@ -26,11 +26,11 @@ ACTION_FIELDS = ("action", "answer", "move")  # of a JSON object, the first that
 class ReplyForm(NamedTuple):
     """A form of replies.
 
-    read: the text of a reply -> the action in it, None where there is none. shown: a sentence that shows the form.
+    action_in: the text of a reply -> its action, None where there is none. example: a sentence that shows the form.
     """
 
-    read: Callable[[str], str | None]
-    shown: str
+    action_in: Callable[[str], str | None]
+    example: str
 
 
 def boxed(text: str) -> str | None:
@@ -85,15 +85,15 @@ def whole(text: str) -> str | None:
     return without_thoughts(text).strip() or None
 
 
-def with_marks(read: Callable[[str], str | None], pattern: str) -> Callable[[str], str | None]:
-    """Puts the marks back around what `read` finds, for environments that look for them themselves.
+def with_marks(reader: Callable[[str], str | None], pattern: str) -> Callable[[str], str | None]:
+    """Puts the marks back around what `reader` finds, for environments that look for them themselves.
 
     Args:
       pattern: such as "[{}]".
     """
 
     def read_with_marks(text: str) -> str | None:
-        action = read(text)
+        action = reader(text)
         return None if action is None else pattern.format(action)
 
     return read_with_marks

@@ -32,15 +32,15 @@ READ = [
 
 @pytest.mark.parametrize("form, text, action", READ)
 def test_the_action_is_read(form, text, action):
-    assert FORMS[form].read(text) == action
+    assert FORMS[form].action_in(text) == action
 
 
 def test_marks_are_put_back():
-    read = with_marks(FORMS["boxed"].read, r"\boxed{{{}}}")
+    read = with_marks(FORMS["boxed"].action_in, r"\boxed{{{}}}")
     assert read(r"So \boxed{5}, I think") == r"\boxed{5}" and read("5") is None
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form].shown])
+@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form].example])
 def test_the_sentence_that_shows_a_form_has_the_form(form):
     if form != "last_line":  # whose sentence is itself a line
-        assert FORMS[form].read(FORMS[form].shown) is not None
+        assert FORMS[form].action_in(FORMS[form].example) is not None

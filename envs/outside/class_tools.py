@@ -1,0 +1,74 @@
+"""Environments whose public methods are tools, as TRL's `environment_factory` makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from nlrl_jax.envs.outside.episodes import LiveEpisode
+from nlrl_jax.roles import reply_forms
+from nlrl_jax.types import Outcome
+
+_NOT_TOOLS = ("reset", "get_reward")
+_NO_CALL = 'This call cannot be read. Write {"name": "...", "arguments": {...}} with one of the tools.'
+
+
+def tool_fields(env: Any) -> dict[str, Any]:
+    """The fields of a host game that tell its tools: the schemas, as transformers makes them."""
+    try:
+        from transformers.utils import get_json_schema
+    except ModuleNotFoundError:
+        raise ValueError("tools are described by transformers; run pip install 'nlrl_jax[hub]'") from None
+    if not callable(getattr(env, "get_reward", None)):
+        raise ValueError(f"{type(env).__name__} has no get_reward(), so that there is nothing to learn from")
+    schemas, signatures = [], []
+    for name, method in _methods(env).items():
+        try:
+            schemas.append(get_json_schema(method))
+        except Exception as error:  # of several kinds, for missing types and docstrings
+            raise ValueError(f"the tool {name} cannot be described: {error}") from None
+        signatures.append(f"{name}{inspect.signature(method)}: {schemas[-1]['function']['description']}")
+    if not schemas:
+        raise ValueError(f"{type(env).__name__} has no public method beside {' and '.join(_NOT_TOOLS)} to be a tool")
+    form = "\n".join((reply_forms.FORMS["tool_call"].example, "Tools:", *signatures))
+    return {
+        "tools": tuple(schemas),
+        "read_action": reply_forms.tool_call,
+        "reply_form": form,
+        "closing_reward": lambda episode: 0.0 if episode.fault else float(waited(episode.env.get_reward()) or 0),
+    }
+
+
+def _methods(env: Any) -> dict[str, Callable]:
+    """The tools of an environment by name: public methods of its class, in alphabetical order."""
+    names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction)]
+    return {name: getattr(env, name) for name in names if not name.startswith("_") and name not in _NOT_TOOLS}
+
+
+def call_tool(episode: LiveEpisode, action: str) -> Outcome:
+    """Calls a tool. A reply without a call is the final answer, which ends the episode; errors go to the model."""
+    env, call = episode.env, reply_forms.tool_call(action)
+    if call is None:
+        if "<tool_call" in action or action.lstrip().startswith("{") or '"name"' in action:
+            return Outcome(None, _NO_CALL, valid=False)
+        return Outcome(None, "", float(waited(env.get_reward()) or 0), done=True)
+    name, arguments = json.loads(call).values()
+    tools = _methods(env)
+    if name not in tools:
+        return Outcome(None, f"There is no tool {name!r}. Tools are: {', '.join(tools)}.", valid=False)
+    try:
+        result = waited(tools[name](**arguments))
+    except Exception as error:  # what the model has called wrongly, it is told
+        return Outcome(None, f"error: {type(error).__name__}: {error}", valid=False)
+    text = result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
+    if getattr(env, "done", False) is True:
+        return Outcome(None, text, float(waited(env.get_reward()) or 0), done=True)
+    return Outcome(None, text)
+
+
+def waited(result: Any) -> Any:
+    """What a method returned, or will return where it is asynchronous."""
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
