@@ -53,10 +53,11 @@ GAMES, BOARD_GAMES, CONTROL_GAMES = tuple(_TEXT), tuple(_BOARD), tuple(_CONTROL)
 IN_TRANSCRIPTS = tuple(_HOST)  # games that are made to be played in transcripts
 HOST_GAMES = (*_HOST, *(name for name in GAMES if name not in _HOST))
 GRID_GAMES = tuple(name for name in GAMES if name not in _HOST)  # whose observations are a grid [H, W, C]
-HOST_HELP = (
-    f"the game: {', '.join(HOST_GAMES)}, another package's such as {outside.HELP}, or your own as my_module:host_game, "
-    "text_game or MyEnvironment; several, as in a,b,c, are mixed"
+OTHER_HELP = (
+    f"another package's, such as {outside.HELP}, or your own as my_module:host_game, text_game or MyEnvironment; "
+    "several, as in a,b,c, are mixed"
 )
+HOST_HELP = f"the game: {', '.join(HOST_GAMES)}, {OTHER_HELP}"
 WITH_MAPS = ("frozen_lake", "frozen_lake_slippery")  # take `maps`: all, train or held_out
 READ_BY = {"babyai": "nano_babyai"}  # built-in models that have learned its transcripts
 RECORDED = ("alfworld", "webshop", "crafter")  # games whose trajectories lie in the package

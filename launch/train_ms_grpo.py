@@ -52,12 +52,12 @@ class TrainConfig(AgentConfig):
 
     game: str = option(
         "frozen_lake",
-        f"{', '.join(dict.fromkeys(envs.GAMES + envs.HOST_GAMES))}, or your own as my_module:text_game or host_game",
+        f"{', '.join(dict.fromkeys(envs.GAMES + envs.HOST_GAMES))}, {envs.OTHER_HELP}",
     )
     context: str = option(
         "auto",
         "what the model reads: the current state, or the transcript of the episode so far; auto: transcript in "
-        f"{', '.join(envs.IN_TRANSCRIPTS)} and your own host_game",
+        f"{', '.join(envs.IN_TRANSCRIPTS)}, other packages' environments and your own host_game",
         choices=("auto", "state", "transcript"),
     )
     maps: str = option(

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -74,6 +75,8 @@ def make(name: str, max_steps: int = 0, **options) -> HostGame:
         raise ValueError(f"{name} needs the package {error.name}: {command}") from None
     except ValueError as error:
         raise ValueError(f"game {name!r}: {error}") from None
+    except Exception as error:  # whatever another package's code raises
+        raise ValueError(f"game {name!r}: {_reason(error)}") from error
 
 
 def split_options(name: str) -> tuple[str, dict[str, Any]]:
@@ -117,6 +120,14 @@ def accepted(function: Callable, options: dict[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in options.items() if takes_any or name in parameters}
+
+
+def _reason(error: Exception) -> str:
+    """Says in a line why an environment could not be made."""
+    text = re.sub(r"\x1b\[\d+m", "", str(error))  # colours
+    if data := re.search(r"Resource (\w+) not found", text):  # NLTK's page of advice
+        return f"it needs NLTK's data {data[1]!r}: python -m nltk.downloader {data[1]}"
+    return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
 @contextlib.contextmanager

@@ -429,3 +429,20 @@ def test_a_mixture_of_games():
         assert outcome.done == (t == 5)
     with pytest.raises(ValueError, match="my_classes:Notebook has tools, and cannot be one of several games"):
         envs.make_host("frozen_lake,my_classes:Notebook")
+
+
+NLTK = "\n****\n  Resource \x1b[93mwords\x1b[0m not found.\n  Please use the NLTK Downloader:\n"
+
+
+@pytest.mark.parametrize("error, says", [
+    (LookupError(NLTK), "it needs NLTK's data 'words': python -m nltk.downloader words"),
+    (RuntimeError("no\ndisplay"), "RuntimeError: no display"),
+])  # fmt: skip
+def test_what_another_package_raises_is_one_sentence(monkeypatch, error, says):
+    def failing(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("nlrl_jax.envs.outside.gymnasium_games.host_game", failing)
+    with pytest.raises(ValueError) as raised:
+        envs.make_host("gymnasium:X-v0")
+    assert str(raised.value) == f"game 'gymnasium:X-v0': {says}"
