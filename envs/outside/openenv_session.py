@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 _LARGEST = 100 << 20  # bytes of a message
@@ -34,7 +34,9 @@ class Session:
           ConnectionError, TimeoutError: the server is lost, or late. ValueError: it refuses.
         """
         try:
-            self.socket.send(json.dumps({"type": kind, "data": data}))
+            # A server that refuses a session says why, and closes it, maybe before it is asked.
+            with contextlib.suppress(ConnectionClosed):
+                self.socket.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(self.socket.recv(timeout=self.patience))
         except TimeoutError:
             self.close()
