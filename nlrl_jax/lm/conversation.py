@@ -22,7 +22,7 @@ from nlrl_jax.lm import turns
 from nlrl_jax.lm.call_forms import CallForm
 from nlrl_jax.lm.chat_template import ChatRenderer
 from nlrl_jax.lm.conversation_plan import FRESH, WAYS, ConversationPlan, plan_conversations
-from nlrl_jax.lm.thoughts import opened_thought, thought_end
+from nlrl_jax.lm.thoughts import opened_thought, thought_end, written_thought_end
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.tool_calls import HERMES, ReadCalls, call_form, read_calls
 
@@ -168,15 +168,10 @@ class ConversationForm:
 
     def thought_length(self, tokens: Sequence[int]) -> int:
         """How many of a reply's tokens are its thought, the closing mark included; all where it never closes."""
-        end = thought_end(self.opened)
-        if not end and not self._opens_thought(tokens):
-            return 0
-        return self._closed_at(tuple(tokens), end or "</think>")
-
-    def _opens_thought(self, tokens: Sequence[int]) -> bool:
-        # A few tokens are enough to spell the mark.
+        # A few tokens are enough to spell the mark with which a reply may begin a thought itself.
         beginning = self.tokenizer.decode(tokens[:16], skip_special_tokens=False)
-        return beginning.lstrip().startswith("<think>")
+        end = thought_end(self.opened) or written_thought_end(beginning)
+        return self._closed_at(tuple(tokens), end) if end else 0
 
     def _closed_at(self, tokens: tuple[int, ...], end: str) -> int:
         mark = self.tokenizer.backend.token_to_id(end)

@@ -8,6 +8,7 @@ from typing import Any
 
 _OPEN = re.compile(r"(?:<((?:\w+:)?think(?:ing)?(?::\w+)?)>|\[(THINK)\])(\s*)\Z|<\|open\|>think<\|sep\|>\Z")
 _CLOSED = re.compile(r"(?:</(?:\w+:)?think(?:ing)?(?::\w+)?>|\[/THINK\]|<\|close\|>think<\|sep\|>)\s*\Z")
+_BEGINS = re.compile(r"\s*(?:<(?:\w+:)?think(?:ing)?(?::\w+)?>|\[THINK\]|<\|open\|>think<\|sep\|>)")
 _TAIL = 80  # characters of a prompt that are looked at
 NO_THOUGHTS = ("enable_thinking", "thinking")  # variables whose False makes templates leave thoughts out
 
@@ -24,6 +25,12 @@ def opened_thought(prompt: str) -> str:
     """What begins a thought at a prompt's end, such as "<think>\\n"; "" where nothing does."""
     match = _OPEN.search(prompt[-_TAIL:])
     return match[0] if match else ""
+
+
+def written_thought_end(reply: str) -> str:
+    """The mark that ends the thought which a reply itself begins with; "" where it begins with none."""
+    match = _BEGINS.match(reply)
+    return thought_end(match[0]) if match else ""
 
 
 def closes_thought(prompt: str) -> bool:

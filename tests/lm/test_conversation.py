@@ -164,6 +164,7 @@ def test_thoughts_are_turned_on_and_off(template, thinks, ends):
         ("OPENS_AND_DROPS", "Plan.\n</think>\n\n5", "Plan.\n</think>"),
         ("OPENS_AND_DROPS", "Plan without an end", "Plan without an end"),
         ("DROPS_AT_USER", "<think>\nPlan.\n</think>\n\n5", "<think>\nPlan.\n</think>"),
+        ("DROPS_AT_USER", "[THINK]Plan.[/THINK]5", "[THINK]Plan.[/THINK]"),
         ("DROPS_AT_USER", "Is </think> a mark? 5", ""),
     ],
 )
