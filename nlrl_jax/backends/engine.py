@@ -21,8 +21,8 @@ P tokens of the prefix, V vocabulary, Q scored tokens, U distinct places that pr
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,8 +30,8 @@ import numpy as np
 
 from nlrl_jax.backends import batching
 from nlrl_jax.backends import engine_shapes as shapes
-from nlrl_jax.backends.prefill import CachedText, Call, HiddenChunk, Network, load, prefill, put_on_device
-from nlrl_jax.backends.session import Session, Text
+from nlrl_jax.backends.prefill import NOWHERE, CachedText, Call, HiddenChunk, Network, load, prefill, put_on_device
+from nlrl_jax.backends.session import Session, Text, TextCache
 from nlrl_jax.lm import decode, kv_rows
 from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.programs import PROGRAMS
@@ -135,14 +135,18 @@ class RowBatch:
         A = max(1, R // 4) if len(cached_texts) <= R // 4 else R
         slots_AS, source_R = np.full((A, S), -1, np.int32), np.full(R, -1, np.int32)
         lengths_R, last_R = np.ones(R, np.int32), np.zeros(R, np.int32)
+        snapshots_A = np.zeros(A, np.int32)
         for i, (text, slots, numbers) in enumerate(cached_texts):
             slots_AS[i, S - 1 - len(text) + P : S - 1] = slots[P:]  # right-aligned, before the last token
+            snapshots_A[i] = self.call.cache.snapshot(slots, 0)
             rows, free = free[: len(numbers)], free[len(numbers) :]
             self.occupant[rows], source_R[rows], lengths_R[rows] = numbers, i, len(text) + 1 - P
             last_R[rows] = [self.texts[number][-1] for number in numbers]
         draw_R = np.maximum(self.occupant, 0).astype(np.int32)
         fresh = kv_rows.FreshRows(source_R, lengths_R, last_R, draw_R)
-        kv, limit = load(self.call.cache.pool, slots_AS, network.model.mesh), np.int32(self.draw.sampling.max_tokens)
+        snapshots_A = snapshots_A if self.call.is_recurrent else None
+        kv = load(self.call.cache.pool, slots_AS, network.model.mesh, snapshots_A)
+        limit = np.int32(self.draw.sampling.max_tokens)
         self.rows = _admit_texts(self.rows, kv, fresh, limit, np.int32(self.index), network.model.mesh)
         return free
 
@@ -168,6 +172,7 @@ class RowBatch:
         call.counts.row_steps += len(self.occupant) * (int(index) - self.index)
         self.index, self.used = int(index), int(index) - starts
         replies, sources, stored_slots = {}, [], []
+        snapshots_R = np.full(len(self.occupant), NOWHERE, np.int32) if call.is_recurrent else None
         call.cache.tick()
         for row in np.flatnonzero((self.occupant >= 0) & ~runs).tolist():
             number, size = int(self.occupant[row]), int(lengths[row])
@@ -180,12 +185,19 @@ class RowBatch:
                 continue
             # Its beginning was filled when it was read, unless it had to make room since.
             places = np.flatnonzero(~call.cache.filled[slots])
-            if len(places) and places[0] >= P:  # a row does not hold its prefix
-                call.cache.filled[slots] = True
-                sources.append(row * W + int(starts[row]) - P + places)
-                stored_slots.append(slots[places])
+            if len(places) and places[0] < P:  # a row does not hold its prefix
+                continue
+            if call.is_recurrent:
+                if not call.cache.add_snapshot(slots):
+                    continue
+                snapshots_R[row] = call.cache.snapshot(slots, NOWHERE)
+            elif not len(places):
+                continue
+            call.cache.claim(slots)
+            sources.append(row * W + int(starts[row]) - P + places)
+            stored_slots.append(slots[places])
         if sources:
-            call.store(state.kv, np.concatenate(sources), np.concatenate(stored_slots))
+            call.store(state.kv, np.concatenate(sources), np.concatenate(stored_slots), snapshots_R)
         return replies
 
     # 6. Compact
@@ -211,11 +223,26 @@ def score(network: Network, session: Session, pairs: Sequence[tuple[Text, Text]]
     with session.open(network.model.config, network.weights, texts, network.rows) as cache:
         call = Call(network, session, cache, [prompt[:-1] for prompt, _ in pairs])
         while queue:
-            chosen = call.take(queue, texts, len(queue), 4 * network.rows)
+            chosen = call.take(queue, texts, len(queue), 4 * network.rows, continued=False)
             first_hidden = {text: min(len(pairs[n][0]) for n in numbers) - 1 for text, _, numbers in chosen}
+            if call.is_recurrent:
+                prefill(call, _beginnings(call.cache, chosen, first_hidden))
             for chunk in prefill(call, chosen, first_hidden):
                 _add_log_probs(network, chunk, pairs, log_probs)
     return log_probs.tolist()
+
+
+def _beginnings(cache: TextCache, texts: Sequence[CachedText], first_hidden: Mapping[Text, int]) -> list[CachedText]:
+    """The prompts of `texts` before their last tokens, from whose states several continuations, or later calls, go on;
+    as far as there are snapshots for them."""
+    beginnings = [CachedText(text[: first_hidden[text]], slots[: first_hidden[text]], []) for text, slots, _ in texts]
+    counts = Counter(beginning.text for beginning in beginnings)
+    distinct = {
+        beginning.text: beginning
+        for beginning in beginnings
+        if (cache.lasting or counts[beginning.text] > 1) and cache.add_snapshot(beginning.slots)
+    }
+    return list(distinct.values())
 
 
 def _add_log_probs(network: Network, chunk: HiddenChunk, pairs: Sequence[tuple[Text, Text]], log_probs: np.ndarray):

@@ -6,6 +6,7 @@ heads, D head size, H width.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,11 +22,12 @@ from nlrl_jax.lm.cache import HeadKeyValues, KeyValues
 from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.transformer import Transformer
 
-_empty_pool = jax.jit(kv_rows.empty_pool, static_argnums=(0, 1))
+_empty_pool = jax.jit(kv_rows.empty_pool, static_argnums=(0, 1, 3))
 load = PROGRAMS.own(jax.jit(kv_rows.load, static_argnums=2))
 _store = PROGRAMS.own(jax.jit(kv_rows.store, static_argnums=4, donate_argnums=0))
 _read = PROGRAMS.own(jax.jit(kv_rows.read, static_argnums=0, donate_argnums=2))
 
+NOWHERE = np.iinfo(np.int32).max  # a slot or snapshot past the end of any pool
 SHARED = 16  # tokens that texts must share, beyond what is cached, for one of them to be read before the others
 
 
@@ -58,13 +60,13 @@ class Call:
 
     P: tokens of the prefix, which all texts begin with, and prefix_kv [layers, P, K, D] of them; 0 and None without.
     exact_shapes, grows: see `engine_shapes`. room: positions of the model.
+    is_recurrent: a text goes on only from a snapshot of its states (see `TextCache`).
     """
 
     def __init__(self, network: Network, session: Session, cache: TextCache, beginnings: Sequence[Text]):
         self.network, self.cache, self.counts = network, cache, session.counts
         config = network.model.config
-        if config.num_linear_layers:
-            raise ValueError(f"{config.architecture} has recurrent layers, which this engine cannot continue yet")
+        self.is_recurrent = config.num_linear_layers > 0
         self.is_large = acting.is_large(config)
         self.exact_shapes = self.is_large or jax.default_backend() != "cpu"
         self.grows = cache.lasting and not self.exact_shapes
@@ -75,8 +77,10 @@ class Call:
             (cached,) = self.take(deque([0]), [prefix], 1, 1)
             prefill(self, [cached])
             kv = load(cache.pool, cached.slots[None], network.model.mesh)
-            # [layers, K, 1, P, D] to [layers, P, K, D]
+            # [layers, K, 1, P, D] to [layers, P, K, D]; the states before a row's tokens are in its own cache.
             self.P, self.prefix_kv = len(prefix), KeyValues(*(t[:, :, 0].swapaxes(1, 2) for t in kv[:2]))
+            if self.is_recurrent:  # a row begins after the prefix at the earliest
+                cache.snapshots.permanent = int(cached.slots[-1])
 
     def _choose_prefix(self, beginnings: Sequence[Text]) -> Text:
         """What all texts of the cache's first call with several begin with, or () where this call's do not."""
@@ -89,10 +93,15 @@ class Call:
         prefix = self.cache.prefix
         return prefix if first[:shared][: len(prefix)] == prefix else ()
 
-    def take(self, queue: deque[int], texts: Sequence[Text], max_numbers: int, max_texts: int) -> list[CachedText]:
+    def take(
+        self, queue: deque[int], texts: Sequence[Text], max_numbers: int, max_texts: int, continued: bool = True
+    ) -> list[CachedText]:
         """The next numbers of a queue by their texts[number], which get slots: as many as the cache holds at once.
 
         Equal texts are neighbours in the queue.
+
+        Args:
+          continued: the texts will be, so their states get snapshots.
         """
         self.cache.tick()
         chosen: list[CachedText] = []
@@ -100,7 +109,7 @@ class Call:
             text = texts[queue[0]]
             if not chosen or text != chosen[-1].text:
                 slots = self.cache.add(text) if len(chosen) < max_texts else None
-                if slots is None:
+                if slots is None or (continued and self.is_recurrent and not self.cache.add_snapshot(slots)):
                     break
                 chosen.append(CachedText(text, slots, []))
             chosen[-1].numbers.append(queue.popleft())
@@ -109,24 +118,33 @@ class Call:
         return chosen
 
     def grow_pool(self) -> None:
-        """Gives the pool as many slots as the cache uses."""
-        cache, size = self.cache, self.cache.device_slots
+        """Gives the pool as many slots and snapshots as the cache uses."""
+        cache, (size, snapshots) = self.cache, self.cache.device_sizes
         slots = 0 if cache.pool is None else cache.pool.k.shape[2]
-        if slots < size:
-            larger = put_on_device(self.network, _empty_pool(self.network.model, size))
+        if slots < size or (self.is_recurrent and cache.pool.states.conv.shape[1] < snapshots):
+            larger = put_on_device(self.network, _empty_pool(self.network.model, size, None, snapshots))
             if slots:
-                larger = HeadKeyValues(*(t.at[:, :, :slots].set(old) for t, old in zip(larger[:2], cache.pool)))
+                old = cache.pool
+                k, v = (t.at[:, :, :slots].set(old) for t, old in zip(larger[:2], old))
+                states = jax.tree.map(lambda t, old: t.at[:, : old.shape[1]].set(old), larger.states, old.states)
+                larger = HeadKeyValues(k, v, states)
             cache.pool = larger
 
-    def store(self, kv: HeadKeyValues, source: np.ndarray, slots: np.ndarray) -> None:
-        """Stores tokens `source` of kv [layers, K, A, S, D], counted over A * S, in slots of the pool."""
-        if len(slots):
+    def store(
+        self, kv: HeadKeyValues, source: np.ndarray, slots: np.ndarray, snapshots_A: np.ndarray | None = None
+    ) -> None:
+        """Stores tokens `source` of kv [layers, K, A, S, D], counted over A * S, in slots of the pool.
+
+        Args:
+          snapshots_A: for the states of each text, `NOWHERE` to store none; None if there are no states.
+        """
+        if len(slots) or snapshots_A is not None:
             Q = batching.bucket(len(slots), 64)
             # Padding goes to a slot past the end of the pool, which is nowhere.
-            source_Q, slots_Q = np.zeros(Q, np.int32), np.full(Q, np.iinfo(np.int32).max, np.int32)
+            source_Q, slots_Q = np.zeros(Q, np.int32), np.full(Q, NOWHERE, np.int32)
             source_Q[: len(source)], slots_Q[: len(slots)] = source, slots
             self.grow_pool()
-            self.cache.pool = _store(self.cache.pool, kv, source_Q, slots_Q, self.network.model.mesh)
+            self.cache.pool = _store(self.cache.pool, kv, source_Q, slots_Q, self.network.model.mesh, snapshots_A)
 
 
 class HiddenChunk(NamedTuple):
@@ -140,8 +158,8 @@ class HiddenChunk(NamedTuple):
 class Unread(NamedTuple):
     """A text of which the last `new` tokens are to be read.
 
-    The pool holds the first `cached` ones, at least all before the new ones; those from place `first_stored` on are to
-    be stored.
+    The pool holds the first `cached` ones, at least all before the new ones (with recurrent layers none of these);
+    those from place `first_stored` on are to be stored.
     """
 
     cached_text: CachedText
@@ -156,32 +174,40 @@ def prefill(
     """Reads what the pool does not hold of distinct texts, and stores it there.
 
     Of texts that go on alike from there, one is read first, the others in a later round, which knows its beginning.
-    From the back of the sorted texts: a text that another one extends is then never read by itself.
+    From the back of the sorted texts: a text that another one extends is then never read by itself. With recurrent
+    layers it is, and first, as is what several begin with: others go on after its end, and from nowhere else.
 
     Args:
       first_hidden: the place in each text from which on hidden states are returned; without it, none are.
     """
-    filled, chunks = call.cache.filled, []
-    waiting = sorted(texts, key=lambda cached_text: cached_text.text, reverse=True)
+    cache, chunks = call.cache, []
+    if call.is_recurrent and first_hidden is None:
+        texts = [*texts, *_stems(cache, texts)]
+    waiting = sorted(texts, key=lambda cached_text: cached_text.text, reverse=not call.is_recurrent)
     while waiting:
         # What is known before any text of this round claims its slots: they are filled at its end.
-        cached_lengths = [int(filled[slots].sum()) for _, slots, _ in waiting]
+        known = []
+        for text, slots, _ in waiting:
+            most = None if first_hidden is None else first_hidden[text]
+            known.append((cache.known_length(slots), cache.known_length(slots, most)))
         unread, later = [], []
-        for cached_text, cached in zip(waiting, cached_lengths):
+        for cached_text, (cached, start) in zip(waiting, known):
             text, slots, _ = cached_text
-            claimed = int(filled[slots].sum())
-            if claimed - cached >= SHARED:
+            if cache.known_length(slots) - cached >= SHARED:
                 later.append(cached_text)
                 continue
-            filled[slots] = True
-            start = cached if first_hidden is None else min(cached, first_hidden[text])
+            claimed = int(cache.filled[slots].sum())
+            cache.claim(slots)
             if start < len(text):
-                unread.append(Unread(cached_text, len(text) - start, cached, claimed))
+                unread.append(Unread(cached_text, len(text) - start, start if call.is_recurrent else cached, claimed))
         unread.sort(reverse=True, key=lambda ending: ending.new)  # ends of a length together
         while unread:
             longest = max(len(ending.cached_text.text) for ending in unread) - call.P
             S = shapes.text_slots(longest, call.room, call.grows)
             A, C, num_chunks = shapes.block(len(unread), unread[0].new, S, call.network.rows, call.exact_shapes)
+            if call.is_recurrent:  # the chunks take no slot of a cached token
+                cached = max(ending.cached for ending in unread[:A]) - call.P
+                S = max(S, shapes.text_slots(cached + C * num_chunks, call.room, call.grows))
             hidden = _read_block(call, unread[:A], A, S, C, num_chunks)
             chunks += hidden if first_hidden is not None else ()
             del unread[:A]
@@ -189,27 +215,51 @@ def prefill(
     return chunks
 
 
+def _stems(cache: TextCache, texts: Sequence[CachedText]) -> list[CachedText]:
+    """What several of these texts, and later ones maybe, begin with: texts whose states get snapshots as far as there
+    is room, each `SHARED` tokens or more beyond the one that it goes on after."""
+    texts = sorted(texts, key=lambda cached_text: cached_text.text)
+    ends = [cached_text.slots[-1] for cached_text in texts if cached_text.text]
+    lengths = [common_length(one.text, other.text) for one, other in itertools.pairwise(texts)]
+    stems = []
+    for length, (text, slots, _) in sorted(zip(lengths, texts), key=lambda pair: pair[0]):
+        planned = np.max(1 + np.flatnonzero(np.isin(slots[:length], ends)), initial=0)
+        known = max(cache.known_length(slots, length), planned)
+        if length - known >= SHARED and cache.add_snapshot(slots[:length]):
+            stems.append(CachedText(text[:length], slots[:length], []))
+            ends.append(slots[length - 1])
+    return stems
+
+
 def _read_block(call: Call, unread: Sequence[Unread], A: int, S: int, C: int, num_chunks: int) -> list[HiddenChunk]:
     """Reads the ends of at most A texts together, chunk by chunk."""
-    network, P = call.network, call.P
+    network, P, cache, first_chunk = call.network, call.P, call.cache, S - num_chunks * C
     slots_AS, tokens_AS = np.full((A, S), -1, np.int32), np.zeros((A, S), np.int32)
-    start_A = np.full(A, S - 1, np.int32)
+    start_A, valid_AS = np.full(A, S - 1, np.int32), np.zeros((A, S), bool)
+    snapshots_A, next_snapshots_A = np.zeros(A, np.int32), np.full(A, NOWHERE, np.int32)
     sources, stored_slots = [], []
-    for row, ((text, slots, _), _, cached, first_stored) in enumerate(unread):
+    for row, ((text, slots, _), new, cached, first_stored) in enumerate(unread):
         start_A[row] = start = S - (len(text) - P)  # right-aligned, after the prefix
-        slots_AS[row, start : start + cached - P] = slots[P:cached]
+        # [cached][gap][new] where a layer takes no token twice: the chunks begin after the cached ones.
+        end = first_chunk if call.is_recurrent else start + cached - P
+        slots_AS[row, end - (cached - P) : end] = slots[P:cached]
+        valid_AS[row, end - (cached - P) : end] = valid_AS[row, S - new :] = True
         tokens_AS[row, start:] = text[P:]
         sources.append(np.arange(row * S + start + first_stored - P, (row + 1) * S))
         stored_slots.append(slots[first_stored:])
-    kv, chunks = load(call.cache.pool, slots_AS, network.model.mesh), []
+        snapshots_A[row] = cache.snapshot(slots[:cached], 0)
+        next_snapshots_A[row] = cache.snapshot(slots, NOWHERE)
+    if not call.is_recurrent:
+        valid_AS = snapshots_A = next_snapshots_A = None
+    kv, chunks = load(cache.pool, slots_AS, network.model.mesh, snapshots_A), []
     texts = [ending.cached_text for ending in unread]
     # The last chunk ends with the texts. A row with fewer new tokens reads some again, or padding.
-    for at in range(S - num_chunks * C, S, C):
+    for at in range(first_chunk, S, C):
         with PROGRAMS.once(network.model, "read", A, S, C, P):
-            inputs = kv, tokens_AS[:, at : at + C], np.int32(at), start_A, call.prefix_kv
-            states, kv = _read(network.model, network.variables, *inputs)
-        chunks.append(HiddenChunk(states, texts, P + at - start_A))
-    call.store(kv, np.concatenate(sources), np.concatenate(stored_slots))
+            inputs = kv, tokens_AS[:, at : at + C], np.int32(at), start_A, call.prefix_kv, valid_AS
+            hidden, kv = _read(network.model, network.variables, *inputs)
+        chunks.append(HiddenChunk(hidden, texts, P + at - start_A))
+    call.store(kv, np.concatenate(sources), np.concatenate(stored_slots), next_snapshots_A)
     call.counts.read += sum(ending.new for ending in unread)
     return chunks
 

@@ -2,6 +2,9 @@
 
 Texts that begin alike share the pool's slots of what they have in common, so a text that goes on takes only the slots
 of its new tokens. Tokens are forgotten after `CALLS` calls without use, or when their place is needed.
+
+A model with recurrent layers goes on only after a token whose state has a snapshot, beside the keys and values of all
+tokens up to it. A state is as large as those of a thousand tokens or so, so there are few snapshots.
 """
 
 from __future__ import annotations
@@ -13,15 +16,20 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from nlrl_jax.backends.snapshots import Snapshots
 from nlrl_jax.lm import acting
-from nlrl_jax.lm.cache import HeadKeyValues
+from nlrl_jax.lm.cache import HeadKeyValues, empty_states
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer
 
 CALLS = 32  # calls that a text outlives without being used
 FIRST_SLOTS = 4096  # of the pool; four times as many whenever they run out, as each size has programs of its own
+FIRST_SNAPSHOTS = 64  # the same of states
+# Snapshots that a call needs beside one for each of its texts: of no token, of the prefix, and of where a text goes on.
+SPARE_SNAPSHOTS = 3
 
 Text = tuple[int, ...]
 
@@ -52,6 +60,12 @@ def token_bytes(config: ModelConfig) -> int:
     return 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim * itemsize
 
 
+def state_bytes(config: ModelConfig) -> int:
+    """Bytes of a text's states; 0 where all layers are attention."""
+    shapes = jax.eval_shape(lambda: empty_states(config, 1))
+    return sum(shape.size * shape.dtype.itemsize for shape in jax.tree.leaves(shapes))
+
+
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens two texts begin with in common."""
     n = min(len(first), len(second))
@@ -76,13 +90,17 @@ class TextCache:
       pool: `HeadKeyValues` [layers, K, slots, D], or None while nothing is stored.
       filled: bool [capacity], the slots whose keys and values are in the pool.
       prefix: tokens that all texts of the first call with several began with; None before it.
+      snapshots: of states, at most as many as the argument says; none where all layers are attention.
+      resumable: bool [capacity], the slots of tokens after which the state is in the pool.
     """
 
-    def __init__(self, capacity: int, first_slots: int = FIRST_SLOTS, lasting: bool = True):
+    def __init__(self, capacity: int, first_slots: int = FIRST_SLOTS, lasting: bool = True, snapshots: int = 0):
         self.capacity, self.first_slots, self.lasting = capacity, min(first_slots, capacity), lasting
         self.pool: HeadKeyValues | None = None
         self.filled = np.zeros(capacity, bool)
         self.prefix: Text | None = None
+        self.snapshots, self.resumable = Snapshots(snapshots), np.zeros(capacity, bool)
+        self._first_snapshots = min(FIRST_SNAPSHOTS, snapshots) if lasting else snapshots
         self._next: dict[tuple[int, int], int] = {}  # (slot of a token, next token): slot; -1 is before the first
         self._keys: list[tuple[int, int]] = []  # of each slot that was ever used
         self._last_use = np.zeros(capacity, np.int64)  # 0 in a free slot
@@ -96,12 +114,13 @@ class TextCache:
         return len(self._next)
 
     @property
-    def device_slots(self) -> int:
-        """Slots that the pool must have."""
-        slots = self.first_slots
-        while slots < len(self._keys):
-            slots = min(4 * slots, self.capacity)
-        return slots
+    def device_sizes(self) -> tuple[int, int]:
+        """Slots and snapshots that the pool must have."""
+        slots, snapshots = self.first_slots, self._first_snapshots
+        # Both grow together: fewer pairs of sizes.
+        while slots < len(self._keys) or 0 < snapshots < self.snapshots.num_used:
+            slots, snapshots = min(4 * slots, self.capacity), min(4 * snapshots, self.snapshots.number)
+        return slots, snapshots
 
     def begin_call(self) -> None:
         """Forgets what was not used for long."""
@@ -125,6 +144,8 @@ class TextCache:
             slots.append(slot)
         self._clock += 1
         self._last_use[slots] = self._clock  # before others are forgotten for it
+        if self.snapshots.number and (length := self.known_length(slots)):
+            self.snapshots.use(slots[length - 1], self._clock)
         # 2. Make room for its other tokens.
         missing = len(text) - len(slots)
         if missing and not self._make_room(missing):
@@ -139,6 +160,44 @@ class TextCache:
         fresh = slots[len(slots) - missing :]
         self._last_use[fresh], self.filled[fresh] = self._clock, False
         return np.array(slots, np.int32)
+
+    def known_length(self, slots: Sequence[int] | np.ndarray, most: int | None = None) -> int:
+        """Tokens of a text's longest beginning, of at most `most`, that the pool lets it go on after."""
+        slots = np.asarray(slots, np.int32)[:most]
+        known = int(self.filled[slots].sum())
+        if not self.snapshots.number:
+            return known
+        return int(np.max(1 + np.flatnonzero(self.resumable[slots[:known]]), initial=0))
+
+    def add_snapshot(self, slots: np.ndarray) -> bool:
+        """Gives the states after a text a snapshot, as `add` gives slots to tokens; whether there was room for it."""
+        if not len(slots):  # snapshot 0
+            return True
+        last = int(slots[-1])
+        if last in self.snapshots:
+            self.snapshots.use(last, self._clock)
+            return True
+        if self.snapshots.full:
+            oldest = self.snapshots.oldest(self._tick)
+            if oldest is None:
+                return False
+            self.resumable[oldest] = False
+            self.snapshots.drop(oldest)
+        self.snapshots.add(last, self._clock)
+        return True
+
+    def snapshot(self, slots: np.ndarray, default: int) -> int:
+        """That of the states after a text, or `default` where it has none."""
+        if not len(slots):
+            return 0
+        last = int(slots[-1])
+        return self.snapshots[last] if last in self.snapshots else default
+
+    def claim(self, slots: np.ndarray) -> None:
+        """Marks a text as one that is in the pool, and its states if they have a snapshot."""
+        self.filled[slots] = True
+        if len(slots) and int(slots[-1]) in self.snapshots:
+            self.resumable[slots[-1]] = True
 
     def _make_room(self, number: int) -> bool:
         """Frees so many slots, those first that were not used for longest; whether it could."""
@@ -156,7 +215,8 @@ class TextCache:
         slots = np.flatnonzero((self._last_use > 0) & (self._last_use <= clock)).tolist()
         for slot in slots:
             del self._next[self._keys[slot]]
-        self._last_use[slots] = 0
+            self.snapshots.drop(slot)
+        self._last_use[slots], self.resumable[slots] = 0, False
         self._free += slots
 
 
@@ -199,21 +259,30 @@ class Session:
 
         What a failed call leaves is not used again: its pool may be gone.
         """
-        longest, capacity = max(map(len, texts)), int(self.megabytes * 1e6 / token_bytes(config))
-        if capacity < longest:
-            # A power of two, as each size of a pool has programs of its own.
-            slots = 1 << (min(sum(map(len, set(texts))), longest * rows) - 1).bit_length()
-            yield TextCache(slots, slots, lasting=False)
+        longest, distinct = max(map(len, texts)), set(texts)
+        capacity, snapshots = self._sizes(config)
+        least = min(len(distinct), rows) + SPARE_SNAPSHOTS if state_bytes(config) else 0
+        if capacity < longest or snapshots < least:
+            # Powers of two, as each size of a pool has programs of its own.
+            slots = 1 << (min(sum(map(len, distinct)), longest * rows) - 1).bit_length()
+            yield TextCache(slots, slots, lasting=False, snapshots=least and 1 << (least - 1).bit_length())
             return
         with self._lock:
             self._forget_others(weights)
-            self.texts = self.texts or TextCache(capacity)
+            self.texts = self.texts or TextCache(capacity, snapshots=snapshots)
             self.texts.begin_call()
             try:
                 yield self.texts
             except BaseException:
                 self.clear()
                 raise
+
+    def _sizes(self, config: ModelConfig) -> tuple[int, int]:
+        """Tokens and snapshots that there is memory for: half of it is for either, if there are both."""
+        of_tokens, of_states = token_bytes(config), state_bytes(config)
+        if not of_states:
+            return int(self.megabytes * 1e6 / of_tokens), 0
+        return int(self.megabytes * 5e5 / of_tokens), int(self.megabytes * 5e5 / of_states)
 
     def _forget_others(self, weights: Any) -> None:
         if self._weights is not weights:

@@ -124,6 +124,8 @@ def decode(
     def step(rows):
         positions = (before + rows.index - rows.start)[:, None]
         valid = slots >= rows.start[:, None]  # slots after `index` are masked by the cache itself
+        if model.config.num_linear_layers:  # rows that have ended are stepped beside others: their states stay
+            valid &= running(rows)[:, None] | (slots != rows.index)
         cache = Cache(rows.kv, rows.index)
         hidden, cache = model.apply(variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix)
         rows = rows._replace(kv=cache.kv, index=cache.index)

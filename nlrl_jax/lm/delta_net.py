@@ -124,10 +124,11 @@ def causal_convolution(
     """
     T, L = len(weights_WF) - 1, x_BLF.shape[1]
     weights_WF, before_BTF = weights_WF.astype(x_BLF.dtype), before_BTF.astype(x_BLF.dtype)
-    if segments_BL is None:
+    if segments_BL is None or L == 1:
         inputs = jnp.concatenate([before_BTF, x_BLF], axis=1)
         out = sum(inputs[:, w : w + L] * weights_WF[w] for w in range(T + 1))
-        return out, inputs[:, L:]
+        last = inputs[:, L:]
+        return out, last if segments_BL is None else jnp.where(segments_BL[..., None] > 0, last, before_BTF)
     slots = jnp.arange(L)
     begins = jnp.pad(segments_BL[:, 1:] != segments_BL[:, :-1], ((0, 0), (1, 0)))
     first_BL = jax.lax.cummax(jnp.where(begins, slots, 0), axis=1)  # slot of the first token of each one's segment

@@ -79,20 +79,34 @@ def load(
 
 
 def store(
-    pool: HeadKeyValues, kv: HeadKeyValues, source_Q: jax.Array, slots_Q: jax.Array, mesh: Mesh | None = None
+    pool: HeadKeyValues,
+    kv: HeadKeyValues,
+    source_Q: jax.Array,
+    slots_Q: jax.Array,
+    mesh: Mesh | None = None,
+    snapshots_A: jax.Array | None = None,
 ) -> HeadKeyValues:
     """The pool with token `source_Q[q]` of kv [layers, K, A, S, D], counted over A * S, in slot `slots_Q[q]`.
 
-    A slot past the end of the pool is nowhere: padding.
+    A slot, or a snapshot, past the end of the pool is nowhere: padding.
+
+    Args:
+      snapshots_A: int32, for the states of each text; none is stored if None.
     """
     chex.assert_rank([source_Q, slots_Q], 1)
 
-    def put(old, t):
-        tokens = t.reshape(*t.shape[:2], -1, t.shape[-1])[:, :, source_Q]
-        new = old.at[:, :, slots_Q].set(tokens, mode="drop")
+    def whole(new):
         return new if mesh is None else jax.lax.with_sharding_constraint(new, NamedSharding(mesh, PartitionSpec()))
 
-    return HeadKeyValues(put(pool.k, kv.k), put(pool.v, kv.v), pool.states)
+    def put(old, t):
+        tokens = t.reshape(*t.shape[:2], -1, t.shape[-1])[:, :, source_Q]
+        return whole(old.at[:, :, slots_Q].set(tokens, mode="drop"))
+
+    def put_states(old, t):
+        return whole(old.at[:, snapshots_A].set(t, mode="drop"))
+
+    states = pool.states if snapshots_A is None else jax.tree.map(put_states, pool.states, kv.states)
+    return HeadKeyValues(put(pool.k, kv.k), put(pool.v, kv.v), states)
 
 
 def read(
@@ -103,6 +117,7 @@ def read(
     index: jax.Array,
     start_A: jax.Array,
     prefix: KeyValues | None = None,
+    valid_AS: jax.Array | None = None,
 ) -> tuple[jax.Array, HeadKeyValues]:
     """Reads a chunk of each text -> (hidden states [A, C, H], `kv` with the chunk in it).
 
@@ -111,14 +126,16 @@ def read(
       tokens_AC: int32, the tokens of slots `index` to `index` + C.
       index: int32 []. start_A: int32, the slot of each text's first token; what stands before it is padding.
       prefix: what comes before all texts.
+      valid_AS: bool, the slots that hold a token, where there may be a gap between those that are known, which end
+        before the first chunk, and the new ones, which end with the last; `start_A` is then the first token's slot as
+        if there was none. A recurrent layer takes no token twice, so such a text's known tokens are in no chunk.
     """
     chex.assert_rank([tokens_AC, index, start_A], [2, 0, 1])
     start_A1, slots_C, slots_S = start_A[:, None], index + jnp.arange(tokens_AC.shape[1]), jnp.arange(num_slots(kv))
     positions_AC = prefix_length(prefix) + jnp.maximum(slots_C - start_A1, 0)
+    valid_AS = slots_S >= start_A1 if valid_AS is None else valid_AS
     cache = Cache(kv, index)
-    hidden_ACH, cache = model.apply(
-        variables, tokens_AC, positions_AC, valid=slots_S >= start_A1, cache=cache, prefix=prefix
-    )
+    hidden_ACH, cache = model.apply(variables, tokens_AC, positions_AC, valid=valid_AS, cache=cache, prefix=prefix)
     return hidden_ACH, placed_kv(cache.kv, model.mesh)
 
 

@@ -2,8 +2,8 @@
 
 A move's score is the log-probability of its word as the beginning of the reply; `move_log_probs` turns the scores into
 a policy over the legal moves. Words of several tokens are read as a trie after the prompt (`text/word_trie.py`), so
-even those of breakthrough take one pass. The bare word is scored, also where the prompt asks for a JSON object. Games
-are played in `rollouts/scored_words.py`.
+even those of breakthrough take one pass; a model with recurrent layers reads each word after a copy of the prompt. The
+bare word is scored, also where the prompt asks for a JSON object. Games are played in `rollouts/scored_words.py`.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ class MovePolicy:
             hidden, _ = self.model.apply(variables, prompts, positions, valid=slots >= 0, prefix=prefix)
             hidden = hidden[:, -1]
             return self._first_token_logits(variables["params"], hidden), hidden
+        if self.model.config.num_linear_layers:
+            return self._word_by_word(variables, prefix, prompts, lengths)
         tokens = jnp.concatenate([prompts, _each(words.tokens, len(prompts))], axis=1)
         depth = prefix_length(prefix) + lengths[:, None] - 1 + words.depth
         hidden, _ = self.model.apply(
@@ -125,6 +127,22 @@ class MovePolicy:
             self.model, variables, hidden[:, words.parent], _each(words.predicted, len(prompts))
         )
         return log_probs @ words.path.T, hidden[:, 0]
+
+    def _word_by_word(
+        self, variables: Any, prefix: KeyValues | None, prompts: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The same for a recurrent state, which has no branches: each word [W] after a copy of its prompt."""
+        (B, S), (words_AW, mask_AW) = prompts.shape, self.words.words
+        A, W = words_AW.shape
+        targets = _each(words_AW, B).reshape(B * A, W)
+        # The last token of a word is only predicted.
+        tokens = jnp.concatenate([jnp.repeat(prompts, A, axis=0), targets[:, :-1]], axis=1)
+        slots = jnp.arange(S + W - 1)[None, :] - jnp.repeat(S - lengths, A)[:, None]
+        positions = prefix_length(prefix) + jnp.maximum(slots, 0)
+        hidden, _ = self.model.apply(variables, tokens, positions, valid=slots >= 0, prefix=prefix)
+        hidden = hidden[:, S - 1 :]
+        log_probs = token_log_probs(self.model, variables, hidden, targets).reshape(B, A, W)
+        return jnp.sum(log_probs * mask_AW, axis=2), hidden.reshape(B, A, W, -1)[:, 0, 0]
 
     def _sees(self, valid: jax.Array) -> jax.Array:
         """Builds the attention mask of prompt [B, S] and trie: a word's token sees the prompt and its own beginning."""

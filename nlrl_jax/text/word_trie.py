@@ -32,6 +32,15 @@ class WordTrie(NamedTuple):
     predicted: np.ndarray
     path: np.ndarray
 
+    @property
+    def words(self) -> tuple[np.ndarray, np.ndarray]:
+        """(int32 [A, W], the words' tokens, zeros after the end; float32 [A, W], 1 for each token)."""
+        numbers = [np.flatnonzero(row) for row in self.path]  # edges of a word are numbered in its order
+        mask = np.arange(max(map(len, numbers))) < np.array([[len(edges)] for edges in numbers])
+        tokens = np.zeros(mask.shape, np.int32)
+        tokens[mask] = self.predicted[np.concatenate(numbers)]
+        return tokens, mask.astype(np.float32)
+
 
 def word_trie(words: Sequence[Sequence[int]]) -> WordTrie:
     """Builds the trie of words, each a sequence of token ids.

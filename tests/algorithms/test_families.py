@@ -13,7 +13,7 @@ from nlrl_jax.algorithms.sft import SFTBatch, make_sft_step, sft_loss
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.session import Session
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.lm.families import FULL, SLIDING
+from nlrl_jax.lm.families import FULL, LINEAR, SLIDING, DeltaNetSizes
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Chat, Sampling
@@ -29,8 +29,12 @@ FAMILIES = {
     "gemma3": dict(
         **GEMMA, sandwich_norms=True, qk_norm=True, sliding_window=9, layer_types=(SLIDING, FULL), local_rope_theta=99.0
     ),
+    "qwen3_5": dict(
+        layer_types=(LINEAR, FULL), delta_net=DeltaNetSizes(2, 4, 3, 5, 4), norm_offset=True, gated_attention=True,
+        partial_rotary_factor=0.25, qk_norm=True, norm_eps=1e-2,
+    ),
     "qwen3_moe": dict(qk_norm=True, num_experts=5, experts_per_token=2, expert_size=12, renormalise_experts=True),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=FAMILIES)

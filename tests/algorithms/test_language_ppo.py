@@ -12,16 +12,23 @@ from nlrl_jax import envs
 from nlrl_jax.algorithms import language_ppo as ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, MovePolicy, init_state, make_update, play
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.families import FULL, LINEAR, DeltaNetSizes
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.word_trie import word_trie
 from tests.algorithms.signals import signals
+from tests.lm.noise import noisy_params
 from tests.tokenizers_from_wheels import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 SIZE = 8 * -(-TOKENIZER.vocab_size // 8)
 MODEL = Transformer(ModelConfig(SIZE, 16, 24, 1, 2, 1, 8, 256, lora=LoraConfig(4, 8.0)))
+RECURRENT = Transformer(
+    dataclasses.replace(
+        MODEL.config, num_layers=2, layer_types=(LINEAR, FULL), delta_net=DeltaNetSizes(1, 2, 4, 4, 4), norm_eps=1e-2
+    )
+)
 GAME = envs.make("tic_tac_toe", prompt="compact")
 CONFIG = LanguagePPOConfig(num_games=24, batch_size=60, accumulation=2)
 KEY = jax.random.key(5)
@@ -83,10 +90,12 @@ def test_scores_are_the_words_log_probabilities_as_the_reply(policy, params, pla
 
 
 @pytest.mark.slow
-def test_words_of_several_tokens_take_one_pass(params):
-    """Breakthrough's 96 words on 4 x 4 as a trie against each word alone after the prompt."""
+@pytest.mark.parametrize("model", [MODEL, RECURRENT])
+def test_words_of_several_tokens_take_one_pass(model):
+    """Breakthrough's 96 words on 4 x 4, as a trie or in a row each, against each word alone after the prompt."""
+    params = noisy_params(model.config, 0.2)["params"]
     game = envs.make("breakthrough", prompt="compact", rows=4, columns=4, pawn_rows=1)
-    policy = MovePolicy.for_game(game, MODEL, TOKENIZER)
+    policy = MovePolicy.for_game(game, model, TOKENIZER)
     states = text_games.reset(game, KEY, 3)
     prompts, lengths = jax.vmap(lambda state: policy.read(jax.tree.map(lambda x: x[None], game.fields(state))))(states)
     prompts, lengths = prompts[:, 0], lengths[:, 0]
@@ -98,7 +107,7 @@ def test_words_of_several_tokens_take_one_pass(params):
     padded = np.array([word + [0] * (longest - len(word)) for word in words])
 
     def alone(word):
-        return score(MODEL, variables, prompts, lengths, jnp.tile(word, (3, 1)), policy.prefix(variables))
+        return score(model, variables, prompts, lengths, jnp.tile(word, (3, 1)), policy.prefix(variables))
 
     log_probs = jit(lambda words: jax.lax.map(alone, words))(padded)  # [A, B, N]
     real = np.arange(longest) < np.array([[len(word)] for word in words])

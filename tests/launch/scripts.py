@@ -52,10 +52,10 @@ def run(name, *args):
             app.run(module.main, takes_names=name == "compare")
 
 
-def tiny_model(folder, positions=256):
+def tiny_model(folder, positions=256, num_layers=1, **layers):
     """A folder with a random model that has the tokenizer of the built-in one, and its config."""
     tokenizer = load_tokenizer("nano_babyai")
-    network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, positions))
+    network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, num_layers, 2, 1, 8, positions, **layers))
     huggingface.save(folder, network.config, init_params(network, jax.random.key(0)), tokenizer)
     return folder, network.config
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.families import FULL, SLIDING
+from nlrl_jax.lm.families import FULL, LINEAR, SLIDING
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run import results
 from nlrl_jax.run.metrics import read_rows
@@ -21,8 +21,13 @@ FAMILIES = {
     "mistral": dict(sliding_window=9),
     "gemma": {},
     "gemma3_text": dict(sliding_window=9, layer_types=[SLIDING, FULL]),
+    "qwen3_5_text": dict(
+        num_hidden_layers=4, linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=4,
+        linear_value_head_dim=6, linear_conv_kernel_dim=4, partial_rotary_factor=0.25,
+        layer_types=[LINEAR, LINEAR, LINEAR, FULL],
+    ),
     "qwen3_moe": dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12),
-}
+}  # fmt: skip
 PLAY = ("--game=babyai", "--missions=go to", "--prompt=compact")
 
 

@@ -16,6 +16,9 @@ def test_common_beginnings_are_read_once():
     np.testing.assert_array_equal(
         trie.path, [[1, 1, 1, 0, 0, 0], [1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1]]
     )
+    tokens, mask = trie.words
+    np.testing.assert_array_equal(tokens, [[3, 7, 1], [3, 8, 0], [5, 0, 0], [3, 7, 2]])
+    np.testing.assert_array_equal(mask.sum(axis=1), [3, 2, 1, 3])
 
 
 def test_branches_do_not_see_each_other():
