@@ -186,12 +186,12 @@ def prefill(
     waiting = sorted(texts, key=lambda cached_text: cached_text.text, reverse=not call.is_recurrent)
     while waiting:
         # What is known before any text of this round claims its slots: they are filled at its end.
-        known = []
+        lengths = []
         for text, slots, _ in waiting:
-            most = None if first_hidden is None else first_hidden[text]
-            known.append((cache.known_length(slots), cache.known_length(slots, most)))
+            limit = None if first_hidden is None else first_hidden[text]
+            lengths.append((cache.known_length(slots), cache.known_length(slots, limit)))
         unread, later = [], []
-        for cached_text, (cached, start) in zip(waiting, known):
+        for cached_text, (cached, start) in zip(waiting, lengths):
             text, slots, _ = cached_text
             if cache.known_length(slots) - cached >= SHARED:
                 later.append(cached_text)
@@ -219,15 +219,15 @@ def _stems(cache: TextCache, texts: Sequence[CachedText]) -> list[CachedText]:
     """What several of these texts, and later ones maybe, begin with: texts whose states get snapshots as far as there
     is room, each `SHARED` tokens or more beyond the one that it goes on after."""
     texts = sorted(texts, key=lambda cached_text: cached_text.text)
-    ends = [cached_text.slots[-1] for cached_text in texts if cached_text.text]
+    end_slots = [cached_text.slots[-1] for cached_text in texts if cached_text.text]
     lengths = [common_length(one.text, other.text) for one, other in itertools.pairwise(texts)]
     stems = []
     for length, (text, slots, _) in sorted(zip(lengths, texts), key=lambda pair: pair[0]):
-        planned = np.max(1 + np.flatnonzero(np.isin(slots[:length], ends)), initial=0)
-        known = max(cache.known_length(slots, length), planned)
-        if length - known >= SHARED and cache.add_snapshot(slots[:length]):
+        planned = np.max(1 + np.flatnonzero(np.isin(slots[:length], end_slots)), initial=0)
+        beginning = max(cache.known_length(slots, length), planned)
+        if length - beginning >= SHARED and cache.add_snapshot(slots[:length]):
             stems.append(CachedText(text[:length], slots[:length], []))
-            ends.append(slots[length - 1])
+            end_slots.append(slots[length - 1])
     return stems
 
 

@@ -161,13 +161,13 @@ class TextCache:
         self._last_use[fresh], self.filled[fresh] = self._clock, False
         return np.array(slots, np.int32)
 
-    def known_length(self, slots: Sequence[int] | np.ndarray, most: int | None = None) -> int:
-        """Tokens of a text's longest beginning, of at most `most`, that the pool lets it go on after."""
-        slots = np.asarray(slots, np.int32)[:most]
-        known = int(self.filled[slots].sum())
+    def known_length(self, slots: Sequence[int] | np.ndarray, limit: int | None = None) -> int:
+        """Tokens of a text's longest beginning, of at most `limit`, that the pool lets it go on after."""
+        slots = np.asarray(slots, np.int32)[:limit]
+        num_filled = int(self.filled[slots].sum())
         if not self.snapshots.number:
-            return known
-        return int(np.max(1 + np.flatnonzero(self.resumable[slots[:known]]), initial=0))
+            return num_filled
+        return int(np.max(1 + np.flatnonzero(self.resumable[slots[:num_filled]]), initial=0))
 
     def add_snapshot(self, slots: np.ndarray) -> bool:
         """Gives the states after a text a snapshot, as `add` gives slots to tokens; whether there was room for it."""
@@ -261,11 +261,12 @@ class Session:
         """
         longest, distinct = max(map(len, texts)), set(texts)
         capacity, snapshots = self._sizes(config)
-        least = min(len(distinct), rows) + SPARE_SNAPSHOTS if state_bytes(config) else 0
-        if capacity < longest or snapshots < least:
+        min_snapshots = min(len(distinct), rows) + SPARE_SNAPSHOTS if state_bytes(config) else 0
+        if capacity < longest or snapshots < min_snapshots:
             # Powers of two, as each size of a pool has programs of its own.
             slots = 1 << (min(sum(map(len, distinct)), longest * rows) - 1).bit_length()
-            yield TextCache(slots, slots, lasting=False, snapshots=least and 1 << (least - 1).bit_length())
+            per_call = min_snapshots and 1 << (min_snapshots - 1).bit_length()
+            yield TextCache(slots, slots, lasting=False, snapshots=per_call)
             return
         with self._lock:
             self._forget_others(weights)
