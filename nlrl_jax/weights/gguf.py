@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from nlrl_jax.lm.attention import llama3_factors
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.families import FAMILIES, FULL, LARGEST, SLIDING, LinearRopeScaling, RopeScaling
-from nlrl_jax.weights import gguf_delta_net, layout, names
+from nlrl_jax.weights import checks, gguf_delta_net, layout, names
 from nlrl_jax.weights.gguf_file import GGUFFile
 
 _EMBEDDING, _HEAD = names.gguf(("embedding",)), names.gguf(("lm_head",))
@@ -64,8 +64,8 @@ def load(
     config = _config(file)
     config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, **overrides)
     shapes = {name: file.shape(name) for name in file if name != _ROPE_FACTORS and not _is_of_mtp(name, config)}
-    layout.check_sizes(file.path, config, shapes, "its metadata call for")
-    layout.check_tensors(file.path, _expected(config), shapes, "its metadata call for")
+    checks.check_sizes(file.path, config, shapes, "its metadata call for")
+    checks.check_tensors(file.path, _expected(config), shapes, "its metadata call for")
     file.check_readable()
     orders = {}
     if config.architecture == "LlamaForCausalLM":
@@ -75,7 +75,7 @@ def load(
     def fetch(path_in_tree, place, index):
         name = names.gguf(path_in_tree, place, config.num_linear_layers > 0)
         if "delta" in path_in_tree:
-            return layout.finite(gguf_delta_net.read(file, config, name, path_in_tree, index), file.path, name)
+            return checks.finite(gguf_delta_net.read(file, config, name, path_in_tree, index), file.path, name)
         if layout.transposed(path_in_tree):
             columns, rows = index
             if len(place) == 2:  # experts lie one after another
@@ -86,7 +86,7 @@ def load(
             values = file.read(name, index)
         if config.norm_offset and path_in_tree[-1] == "scale":
             values = values - 1
-        return layout.finite(values, file.path, name)
+        return checks.finite(values, file.path, name)
 
     return config, layout.assemble(config, fetch, mesh=mesh)
 

@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer_files import read_token_ids
-from nlrl_jax.weights import layout
+from nlrl_jax.weights import checks, layout
 from nlrl_jax.weights.layout import transposed
 from nlrl_jax.weights.names import TEXT_PARTS, hugging_face, of_text_part
 from nlrl_jax.weights.safetensors_file import DTYPES, check_dtypes, temporary, write
@@ -79,7 +79,7 @@ def load(
     def fetch(path, place, index):
         name = hugging_face(path, place, config.sandwich_norms)
         values = tensors.read(name, index[::-1]).T if transposed(path) else tensors.read(name, index)
-        return layout.finite(values, folder, name)
+        return checks.finite(values, folder, name)
 
     return config, layout.assemble(config, fetch, mesh=mesh)
 
@@ -239,11 +239,11 @@ def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -
 def _check(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> None:
     """Checks that exactly the tensors of the config are there, in their shapes and a known dtype."""
     shapes = {name: tensors.shape(name) for name in tensors if not _BUFFER.match(name)}
-    layout.check_sizes(folder, config, shapes, "config.json calls for")
+    checks.check_sizes(folder, config, shapes, "config.json calls for")
     expected = {name: shape for name, (_, _, shape) in _names(config).items()}
     own_head = _HEAD in expected.keys() - shapes.keys()
     hint = " (tie_word_embeddings is false in config.json)" if own_head else ""
-    layout.check_tensors(folder, expected, shapes, "config.json calls for", hint)
+    checks.check_tensors(folder, expected, shapes, "config.json calls for", hint)
     check_dtypes(folder, tensors, expected)
 
 

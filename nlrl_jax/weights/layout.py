@@ -13,8 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -29,6 +28,7 @@ from nlrl_jax.lm.acting import merged_kernel
 from nlrl_jax.lm.block import layer_name
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, abstract_variables
+from nlrl_jax.weights.checks import bits_of
 
 Path = tuple[str, ...]
 Place = tuple[int, ...]
@@ -36,7 +36,6 @@ Fetch = Callable[[Path, Place, tuple[slice, ...]], np.ndarray]
 
 PIECE_BYTES = 2**25  # of a parameter, on the host at a time
 _NUMBERS = 2**19  # fetched at a time
-_FAR = 16  # times as large: no near miss, which `check_tensors` names better
 _OF_EACH_EXPERT = "gates", "ups", "downs"
 _ROWS = 32  # transposed at a time: a block of columns of the result that stays in the processor's cache
 
@@ -82,76 +81,6 @@ def tensors(config: ModelConfig, collection: str = "params") -> Iterator[tuple[P
         stored_shape = shape[axes:][::-1] if transposed(path) else shape[axes:]
         for place in itertools.product(*map(range, shape[:axes])):
             yield *of_layer(config, path, place), stored_shape
-
-
-def check_tensors(
-    source: pathlib.Path,
-    expected: Mapping[str, tuple[int, ...]],
-    stored: Mapping[str, tuple[int, ...]],
-    wanted_by: str,
-    missing_hint: str = "",
-) -> None:
-    """Checks that a file holds exactly the tensors expected.
-
-    Args:
-      expected, stored: name -> shape.
-      wanted_by: what the expected shapes follow from, such as "config.json calls for".
-
-    Raises:
-      ValueError: a tensor is missing, unexpected or of another shape, by name.
-    """
-    differences = (
-        (expected.keys() - stored.keys(), f"missing{missing_hint}"),
-        (stored.keys() - expected.keys(), "unexpected in this model"),
-    )
-    for names, problem in differences:
-        if names:
-            first = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            raise ValueError(f"{source}: tensor{'s' if len(names) > 1 else ''} {first} {problem}")
-    for name, shape in expected.items():
-        if stored[name] != shape:
-            raise ValueError(f"{source}: {name} has shape {stored[name]}; {wanted_by} {shape}")
-
-
-def check_sizes(
-    source: pathlib.Path, config: ModelConfig, stored: Mapping[str, tuple[int, ...]], wanted_by: str
-) -> None:
-    """Checks that no size of a config is far beyond a file's tensors, before anything of such a size is made.
-
-    Args:
-      stored: name -> shape. wanted_by: see `check_tensors`.
-
-    Raises:
-      ValueError: a size that is too large, in words.
-    """
-    largest = max((size for shape in stored.values() for size in shape), default=0)
-    sizes = {
-        "layers": (config.num_layers, len(stored)),
-        "numbers for all heads": (max(config.num_heads, config.num_kv_heads) * config.head_dim, largest),
-        "tokens": (config.vocab_size, largest),
-        "hidden numbers": (config.hidden_size, largest),
-        "experts": (config.num_experts, max(largest, len(stored))),
-        "intermediate numbers": (config.expert_size if config.num_experts else config.intermediate_size, largest),
-    }
-    for unit, (size, limit) in sizes.items():
-        if size > _FAR * limit:
-            raise ValueError(
-                f"{source}: {wanted_by} {size} {unit}, which its {len(stored)} tensors, of sizes up to {largest}, "
-                "cannot hold"
-            )
-
-
-def finite(values: np.ndarray, source: Any, name: str) -> np.ndarray:
-    """The values themselves. A part of a nanosecond a number, on plain numbers, which NumPy compares faster.
-
-    Raises:
-      ValueError: one of them is not finite; says which tensor of the source holds it.
-    """
-    infinity = np.array(np.inf, values.dtype).view(_bits(values.dtype))
-    if values.size and (values.view(infinity.dtype) & infinity).max() == infinity:
-        wrong = values[~np.isfinite(values)][0]
-        raise ValueError(f"{source}: {name} holds {wrong:g}, which is no number a model can compute with")
-    return values
 
 
 def assemble(
@@ -209,7 +138,7 @@ def _build(fetch: Fetch, path: Path, shape: tuple[int, ...], sharding: Any, dtyp
     fill = jax.jit(_fill, static_argnums=3, donate_argnums=0, out_shardings=sharding)
     for first in range(0, shape[axis], size):
         part = (*shape[:axis], min(size, shape[axis] - first), *shape[axis + 1 :])
-        piece = _piece(fetch, path, part, sharding, dtype, (axis, first), _bits(dtype))
+        piece = _piece(fetch, path, part, sharding, dtype, (axis, first), bits_of(dtype))
         whole = jax.block_until_ready(fill(whole, piece, first, axis))
     return whole
 
@@ -224,11 +153,6 @@ def _fill(whole: jax.Array, bits: jax.Array, first: jax.Array, axis: int) -> jax
 def _rows_axis(path: Path, shape: tuple[int, ...]) -> int:
     """The axis of a parameter, or of one layer of it, along which a file holds its rows."""
     return len(shape) - 1 if transposed(path) else 0
-
-
-def _bits(dtype: Any) -> np.dtype:
-    """The plain numbers of the same size."""
-    return np.dtype(f"uint{8 * dtype.itemsize}")
 
 
 def _piece(
@@ -297,7 +221,7 @@ def _convert(source: np.ndarray, out: np.ndarray, name: str) -> None:
 def _copy(source: np.ndarray, out: np.ndarray) -> None:
     """out[...] = source; a transposed source by blocks of its rows, which is several times as fast."""
     if source.dtype == out.dtype:  # as plain numbers, which NumPy copies faster
-        source, out = source.view(_bits(out.dtype)), out.view(_bits(out.dtype))
+        source, out = source.view(bits_of(out.dtype)), out.view(bits_of(out.dtype))
     if source.ndim == 2 and source.strides[0] < source.strides[1]:
         for start in range(0, source.shape[1], _ROWS):
             columns = slice(start, start + _ROWS)
@@ -368,7 +292,7 @@ def _take(arrays, place, config, transpose, dtype, shardings, everywhere):
     tensor = merged_kernel(config, *arrays) if len(arrays) > 1 else arrays[0]
     tensor = tensor.astype(dtype or tensor.dtype)
     if everywhere:  # as plain numbers: CPUs would exchange bfloat16 as float32
-        bits = jax.lax.bitcast_convert_type(hold(tensor, shardings[0]), _bits(tensor.dtype))
+        bits = jax.lax.bitcast_convert_type(hold(tensor, shardings[0]), bits_of(tensor.dtype))
         tensor = hold(hold(bits, shardings[0]), NamedSharding(shardings[0].mesh, PartitionSpec()))
     # A copy, as JAX keeps what the host has seen of an array for as long as the array lives.
     return jnp.copy(tensor.T if transpose else tensor)

@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 
 from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.weights import layout
+from nlrl_jax.weights import checks, layout
 from nlrl_jax.weights.names import LINEAR, TEXT_PARTS, of_text_part
 from nlrl_jax.weights.safetensors_file import SafetensorsFile, check_dtypes, temporary, write
 
@@ -167,7 +167,7 @@ def load(
     for path, place, (size, width) in layout.tensors(dataclasses.replace(config, lora=LoraConfig(1)), "lora"):
         if of := adapted.get((path[:-1], place)):
             expected[_tensor_name(path, place, prefix)] = (of[0], width) if path[-1] == "a" else (size, of[0])
-    layout.check_tensors(
+    checks.check_tensors(
         folder,
         expected,
         {name: file.shape(name) for name in stored},
@@ -181,8 +181,8 @@ def load(
             return np.zeros([part.stop - part.start for part in index], np.float32)
         name, (own_rank, own_alpha) = _tensor_name(path, place, prefix), adapted[path[:-1], place]
         if (own_rank, own_alpha) == (rank, alpha):
-            return layout.finite(file.read(name, index[::-1]).T, folder, name)
-        whole = layout.finite(file.read(name, (slice(None),) * 2).T.astype(np.float32), folder, name)
+            return checks.finite(file.read(name, index[::-1]).T, folder, name)
+        whole = checks.finite(file.read(name, (slice(None),) * 2).T.astype(np.float32), folder, name)
         if path[-1] == "a":
             return np.pad(whole, ((0, 0), (0, rank - own_rank)))[index]
         return np.pad(whole * np.float32(own_alpha / own_rank / (alpha / rank)), ((0, rank - own_rank), (0, 0)))[index]
