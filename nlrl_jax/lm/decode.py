@@ -62,9 +62,14 @@ def placed_kv(kv: KeyValues | HeadKeyValues, mesh: Mesh | None) -> KeyValues | H
     """A cache on the devices of its rows and heads, as far as they divide."""
     if mesh is None:
         return kv
-    axes = spec(_KV_AXES[type(kv)])
-    states = None if kv.states is None else States(*map(spec, _STATE_AXES))
-    return jax.lax.with_sharding_constraint(kv, shardings(kv, type(kv)(axes, axes, states), mesh))
+
+    def specs(axes, arrays):  # an array, or one for each layer
+        return jax.tree.map(lambda _: spec(axes), arrays)
+
+    axes = _KV_AXES[type(kv)]
+    states = None if kv.states is None else States(*map(specs, _STATE_AXES, kv.states))
+    kv_specs = type(kv)(specs(axes, kv.k), specs(axes, kv.v), states)
+    return jax.lax.with_sharding_constraint(kv, shardings(kv, kv_specs, mesh))
 
 
 def placed(rows: Rows, mesh: Mesh | None) -> Rows:

@@ -124,19 +124,20 @@ def test_mesh_of_the_wrong_size_is_refused():
         sharding.make_mesh(data=3)
 
 
-def test_replies_of_linear_layers_are_those_of_one_device(mesh):
-    """States lie with their rows; weights are gathered for the rollout."""
-    variables, rng = noisy_variables(LINEAR_LAYERS, 0.15), np.random.default_rng(0)
+@pytest.mark.parametrize(("config", "alone"), [(CONFIG, True), (LINEAR_LAYERS, False), (LINEAR_LAYERS, True)])
+def test_replies_are_those_of_one_device(mesh, config, alone):
+    """Caches and states lie with their rows, stacked or by layer; weights are gathered for the rollout."""
+    variables, rng = noisy_variables(config, 0.15), np.random.default_rng(0)
     prompts, lengths = jnp.asarray(rng.integers(0, 64, (8, 6))), jnp.asarray(rng.integers(1, 7, 8))
     sampling, replies = Sampling(max_tokens=5, temperature=0.0), []
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(model, variables):
-        weights = acting.acting(model, variables)
+        weights = acting.by_layer(config, variables, False) if alone else acting.acting(model, variables)
         prefix = compute_prefix(model, weights, jnp.array([3, 1, 4]))
         return generate(model, weights, prompts, lengths, jax.random.key(0), sampling, (99,), prefix)
 
-    for model in (Transformer(LINEAR_LAYERS), Transformer(LINEAR_LAYERS, mesh=mesh)):
+    for model in (Transformer(config), Transformer(config, mesh=mesh)):
         placed = variables
         if model.mesh is not None:
             placed = sharding.shard(variables, transformer.param_specs(model), mesh)
