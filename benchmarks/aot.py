@@ -156,7 +156,8 @@ def main() -> None:
     args.tokens = args.tokens or (1024 if args.program == "sft" else 200)
     config = MODELS[args.model] if args.model in MODELS else load_config(args.model)
     layers = args.layers or config.num_layers
-    config = dataclasses.replace(config, num_layers=layers, layer_types=config.layer_types[:layers])
+    types = {name: getattr(config, name)[:layers] for name in ("layer_types", "mlp_types")}
+    config = dataclasses.replace(config, num_layers=layers, **types)
     learned = args.program == "sft" and args.train == "params"  # then the trainers' weights are float32
     param_dtype = args.param_dtype or ("float32" if learned else config.param_dtype)
     config = dataclasses.replace(config, param_dtype=param_dtype)

@@ -22,7 +22,7 @@ from nlrl_jax.lm.sharding import platform_of
 class Linear(nn.Module):
     """x @ kernel (+ bias) (+ alpha / rank * x @ a @ b where the "lora" collection holds an adapter).
 
-    With `again`, which is x from `apart`, the adapter is one of `lm.acting`: already in `dtype`, alpha / rank within b.
+    With `lora_x`, x from `apart`, the adapter is one of `lm.acting`: already in `dtype`, alpha / rank within b.
     """
 
     config: ModelConfig
