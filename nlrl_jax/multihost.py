@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 from nlrl_jax.types import LanguageModelError
 
 T = TypeVar("T")
+_LEAST = 1024  # bytes of a message
 
 
 def several() -> bool:
@@ -31,7 +32,8 @@ def every(value: T) -> list[T]:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.array(len(text), np.int32))
-    buffer = np.zeros(sizes.max(), np.uint8)
+    # Few different lengths, since each is compiled.
+    buffer = np.zeros(max(_LEAST, 1 << int(sizes.max() - 1).bit_length()), np.uint8)
     buffer[: len(text)] = text
     rows = np.asarray(multihost_utils.process_allgather(buffer))
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]

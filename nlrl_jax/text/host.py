@@ -144,6 +144,21 @@ def counted(tasks: Sequence[tuple]) -> list[tuple[str, int, int]]:
     return rows
 
 
+def divided(tasks: Sequence[tuple], places: int, together: bool) -> list[int]:
+    """Divides tasks among places, in order, equal tasks at one place -> the place of each.
+
+    Args:
+      together: also where there are fewer different tasks than places. So it must be where a task's repetitions are
+        counted (`counted`).
+    """
+    ranks: dict[tuple, int] = {}
+    rank_of_task = [ranks.setdefault(tuple(task), len(ranks)) for task in tasks]
+    number = len(ranks)
+    if number < places and not together:
+        rank_of_task, number = range(len(tasks)), len(tasks)
+    return [rank * places // number for rank in rank_of_task]
+
+
 def _chance(seed: int, repetition: int) -> np.uint32:
     """Seeds a stream of chance: the task's own seed for its first episode."""
     return (

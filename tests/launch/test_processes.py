@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -132,6 +133,58 @@ def test_every_trainer_learns_over_two_processes_what_it_learns_in_one(tmp_path,
         assert other == pytest.approx(row, rel=1e-3, abs=1e-4)
     left = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json*")) for folder in folders]
     assert left[0] == left[1]  # each process has written only once, and nothing is missing
+
+
+ROOMS = """
+import os, pathlib, random
+class Rooms:
+    'Write.'
+    max_steps = 4
+    def reset(self, seed):
+        self.random, self.steps = random.Random(seed), 0
+        with open(pathlib.Path(__file__).parent / f"{os.environ['JAX_NUM_CPU_DEVICES']}_{os.getpid()}", "a") as log:
+            log.write(f"{seed}\\n")
+        return f"task {seed % 5}", {}
+    def step(self, action):
+        self.steps += 1
+        done = self.random.random() < 0.2
+        return f"seen {self.random.random()}", action.count("e") + self.random.random(), done, False, {}
+"""
+SHARED = (
+    "--game=rooms:Rooms", "--model=nano_babyai", "--prompt=compact", "--group_size=4", "--num_groups=4",
+    "--sampling_temperature=0", "--temperature=1", "--top_k=0", "--max_tokens=6", "--max_turns=4", "--eval_turns=3",
+    "--eval_episodes=8", "--lora_rank=2", "--checkpoint_every=1", "--mesh=2,2,2",
+)  # fmt: skip
+
+
+@pytest.mark.promises
+def test_each_process_plays_its_own_groups_and_all_learn_from_all(tmp_path, monkeypatch):
+    (tmp_path / "rooms.py").write_text(ROOMS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    finish([start(tmp_path / "one", 8, "--iterations=2", options=SHARED)])
+    finish(start_two(tmp_path / "two", "--iterations=1", options=SHARED))
+    finish(start_two(tmp_path / "two", "--iterations=2", "--resume", options=()))
+    rows, shared = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert len(rows) == len(shared) == 2
+    played = ("return", "env_return", "invalid_actions", "reply_tokens", "turns", "distinct_replies", "return_spread")
+    for row, other in zip(rows, shared, strict=True):
+        assert {name: other[name] for name in played} == {name: row[name] for name in played}
+        assert other["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-5) and row["grad_norm"] > 0
+    assert_same(tmp_path / "two", tmp_path / "one")
+    assert episodes_of(tmp_path / "two") == episodes_of(tmp_path / "one")
+    # Tasks of training have seeds from 5,000 on; the others are held out, and looked at by every process.
+    alone, *others = [
+        Counter(seed for seed in map(int, path.read_text().split()) if seed >= 5000)
+        for devices in (8, 4)
+        for path in sorted(tmp_path.glob(f"{devices}_*"))
+    ]
+    assert set(alone.values()) == {4} and len(alone) == 8  # 4 groups of 4 episodes in each iteration
+    assert len(others) == 4 and {len(counts) for counts in others} == {2}  # two processes, started twice
+    assert sum(others, Counter()) == alone
+
+
+def episodes_of(run_dir):
+    return json.loads((run_dir / "results.json").read_text())["transcripts"]
 
 
 ASKING = """

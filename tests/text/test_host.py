@@ -8,7 +8,7 @@ import pytest
 
 from nlrl_jax import envs
 from nlrl_jax.roles.dialogues import read_action
-from nlrl_jax.text.host import of_text_game
+from nlrl_jax.text.host import divided, of_text_game
 
 TASKS = [("", 3), ("", 4), ("", 5)]
 
@@ -185,3 +185,21 @@ def test_babyai_tasks_and_optimum():
     assert host.optimal(starts[1].state) > host.optimal(starts[0].state) >= 1
     with pytest.raises(ValueError, match="my_module:host_game"):
         envs.make_host("chess")
+
+
+A, B, C, D = (("", seed) for seed in range(4))
+
+
+@pytest.mark.parametrize(
+    "tasks, number, together, places",
+    [
+        ([A, A, B, B, C, C, D, D], 2, False, [0, 0, 0, 0, 1, 1, 1, 1]),  # whole groups
+        ([A, A, B, B, A, A, C, C], 2, False, [0, 0, 0, 0, 0, 0, 1, 1]),
+        ([A, A, A, A, B, B], 3, False, [0, 0, 1, 1, 2, 2]),  # fewer groups than places
+        ([A, A, A, A, B, B], 3, True, [0, 0, 0, 0, 1, 1]),
+        ([A, B], 4, False, [0, 2]),
+        ([], 2, True, []),
+    ],
+)
+def test_tasks_are_divided_among_places(tasks, number, together, places):
+    assert divided(tasks, number, together) == places

@@ -21,6 +21,7 @@ from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History, marked
 from nlrl_jax.rollouts.transcripts import PlayedTranscript, TokenPlayer, play
 from nlrl_jax.run import players
+from nlrl_jax.run.host_games.shares import shared
 from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.limits import first_tasks, too_short
@@ -116,7 +117,9 @@ class TranscriptTraining(Training):
         learning = config.learning
         self.config, self.name = config, name
         self.game, self.evaluated, self.legend = game, evaluated, game.legend
+        # What begins a run is done by each process; the episodes of an iteration are divided.
         self.tasks = Tasks.of(game, evaluated, form.missions, config.eval_episodes, config.seed)
+        self.tasks = self.tasks._replace(game=shared(game))
         if self.tasks.held_out.note:
             print(self.tasks.held_out.note, flush=True)
         self.mesh = mesh = players.parse_mesh(config.mesh)
@@ -179,7 +182,7 @@ class TranscriptTraining(Training):
         tasks = self.tasks.draw(learning.num_groups, np.random.default_rng(seed))
         player = self.player({"params": state.params, "lora": state.lora}, greedy=False)
         repeated = [task for task in tasks for _ in range(G)]
-        game, limit = limited(self.game, learning.max_turns), self.form.turns.episode_tokens
+        game, limit = limited(self.tasks.game, learning.max_turns), self.form.turns.episode_tokens
         played = play(player, game, repeated, seed, self.form.give_up, 0, limit)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
         reader = self.reader
@@ -201,7 +204,7 @@ class TranscriptTraining(Training):
     def judge(self, variables: dict[str, Any], num_shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """See `Training.judge`; on the held-out tasks."""
         player = self.player(variables, greedy=True)
-        game = limited(self.evaluated, self.config.eval_turns)
+        game = limited(shared(self.evaluated), self.config.eval_turns)
         tasks, limit = self.tasks.held_out.tasks, self.form.turns.episode_tokens
         played = play(player, game, tasks, 0, pictured=num_shown, episode_tokens=limit)
         text = [
