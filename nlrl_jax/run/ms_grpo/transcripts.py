@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from nlrl_jax.run.ms_grpo.training import Training
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Sampling
 
 _DRAWS = 200  # after which no start is taken to be left
+_LIKE = 8  # tasks whose prompts show what those of all tasks begin with
 _SHARED = 64  # tokens that all prompts begin with, from which on they are read once and not in each row
 
 
@@ -132,10 +134,7 @@ class TranscriptTraining(Training):
         prompts = dataclasses.replace(form.prompts, prompt=config.prompt)
         self.make_player = player_maker(game, form.turns, prompts, config.model, loaded.tokenizer, self.room)
         self.check_room()
-        beginning = self.player({}, greedy=False).beginning()  # read once for all rows, where that pays
-        self.reader = transcripts.Reader(
-            network, config.sampling.temperature, beginning if len(beginning) >= _SHARED else ()
-        )
+        self.readers = self._readers(network)
         key = jax.random.fold_in(jax.random.key(config.seed), 0)
         self.state = init_state(network, loaded.params, learning, key)
         self.shows = "env_return" if game.score or not game.has_success else "success"
@@ -151,6 +150,23 @@ class TranscriptTraining(Training):
             for episodes, game, tasks, name, turns in named
             for sentence in too_short(episodes, game, first_tasks(game, tasks), name, turns)
         ]
+
+    def _readers(self, network: Transformer) -> list[transcripts.Reader]:
+        """Who may read the transcripts of an iteration: the first one whose beginning all prompts have.
+
+        It is read once for all rows. Where all episodes start alike it is the whole first prompt, else what does not
+        depend on the task.
+        """
+        player = self.player({}, greedy=False)
+        tasks = self.tasks.draw(_LIKE, np.random.default_rng(0))
+        prompts = [player.prompt(History(start.goal, start.observation), ()) for start in self.game.reset(tasks)]
+        alike = tuple(os.path.commonprefix(prompts))[: min(map(len, prompts)) - 1]  # a row reads a token at least
+        beginning = player.beginning()
+        # Two programs are compiled where some iterations have the longer one, so it has to save enough.
+        beginnings = [alike] if len(alike) >= len(beginning) + _SHARED else []
+        beginnings += [beginning] if len(beginning) >= _SHARED else []
+        temperature = self.config.sampling.temperature
+        return [transcripts.Reader(network, temperature, begin) for begin in (*beginnings, ())]
 
     def check_room(self) -> None:
         """Refuses a context, or a limit of an episode's tokens, that cannot hold a turn: the first, or one as in
@@ -185,9 +201,7 @@ class TranscriptTraining(Training):
         game, limit = limited(self.tasks.game, learning.max_turns), self.form.turns.episode_tokens
         played = play(player, game, repeated, seed, self.form.give_up, 0, limit)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
-        reader = self.reader
-        if not all(episode.begins(reader.begin) for episode in played):
-            reader = dataclasses.replace(reader, begin=())
+        reader = next(reader for reader in self.readers if all(episode.begins(reader.begin) for episode in played))
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         lesson.metrics["row_use"] = player.model.kv_session.counts.row_use
         if not self.game.has_success:
@@ -218,7 +232,7 @@ def limited(game: HostGame, steps: int) -> HostGame:
     return dataclasses.replace(game, max_steps=min(steps, game.max_steps))
 
 
-@functools.lru_cache(2)
+@functools.lru_cache(3)
 def _step(reader: transcripts.Reader, config: MSGRPOConfig):
     return PROGRAMS.own(jax.jit(transcripts.make_update(reader, config), donate_argnums=0))
 
