@@ -15,12 +15,15 @@ from nlrl_jax.lm.acting import is_large
 from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.score import token_log_probs
-from nlrl_jax.lm.sharding import whole_rows
+from nlrl_jax.lm.sharding import platform_of, whole_rows
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.rollouts.transcripts import TranscriptTurn
 
 KEY_READS = 34  # multiplications in the time that loading a key and reading it for all its queries take
-ENOUGH = 2048  # tokens that keep a large model busy; more of them in a micro-batch only take memory
+# Tokens that keep a large model busy; more of them in a micro-batch only take memory: 24 layers of Qwen2.5-0.5B take
+# some 0.2 MB a token and layer for their gradient.
+ENOUGH = {"cpu": 512}
+ENOUGH_ELSEWHERE = 2048
 
 
 class Transcript(NamedTuple):
@@ -110,8 +113,13 @@ def rows_at_a_time(rows: int, length: int, micro_batch: int, model: Transformer)
     """Rows of a micro-batch, see `pack`."""
     size = max(1, bucket(rows, 1) // 8)
     if model.mesh is None and is_large(model.config):
-        size = min(size, max(1, ENOUGH // length))
+        size = min(size, max(1, enough() // length))
     return whole_rows(min(micro_batch, rows) or size, model.mesh)
+
+
+def enough() -> int:
+    """Tokens of a micro-batch of a large model, where there is no mesh."""
+    return ENOUGH.get(platform_of(None), ENOUGH_ELSEWHERE)
 
 
 def work_of(config: ModelConfig, rows: int, length: int) -> float:
@@ -127,13 +135,17 @@ def fill(
 ) -> tuple[int, list[list[Transcript]]]:
     """The length of the rows, and the transcripts of each.
 
-    A small model has a power of two, as compiling costs more than padding. A large one has the cheapest of some
-    lengths, from the longest transcript's to twice as much or `ENOUGH`.
+    A small model has a power of two, as compiling costs more than padding. A large one has on an accelerator the
+    cheapest of some lengths, from the longest transcript's to twice as much or `enough`; on a CPU, where compiling takes
+    as long as several rows, a multiple of `enough`, or a power of two where all transcripts are shorter together.
     """
-    longest = max(len(transcript.tokens) for transcript in transcripts)
+    longest, total = (f(len(transcript.tokens) for transcript in transcripts) for f in (max, sum))
     power = bucket(longest, 64)
     if not is_large(model.config):
         length = min(power, room)
+        return length, first_fit(transcripts, length)
+    if model.mesh is None and platform_of(None) == "cpu":
+        length = min(-(-longest // enough()) * enough(), bucket(total, 64), room)
         return length, first_fit(transcripts, length)
 
     def cost(layout: tuple[int, list[list[Transcript]]]) -> float:
@@ -146,7 +158,7 @@ def fill(
     # Candidates for the length, a sixteenth of a power of two apart, so that different batches share programs.
     step = max(power // 16, 16)
     shortest = -(-longest // step) * step
-    lengths = {min(n, room) for n in range(shortest, max(shortest, min(2 * power, ENOUGH)) + 1, step)}
+    lengths = {min(n, room) for n in range(shortest, max(shortest, min(2 * power, enough())) + 1, step)}
     return min(((length, first_fit(transcripts, length)) for length in sorted(lengths)), key=cost)
 
 
@@ -172,14 +184,17 @@ def pack(
 
     Args:
       room: tokens of a row at most. first: position of a transcript's first token.
-      micro_batch: rows of a micro-batch; 0: an eighth of all, and of a large model without a mesh at most `ENOUGH`
+      micro_batch: rows of a micro-batch; 0: an eighth of all, and of a large model without a mesh at most `enough`
         tokens. Rounded up to equally many on a mesh's devices.
       model: that reads them; the rows of a large one are filled better, in more different shapes.
     """
     length, rows = fill(transcripts, room, micro_batch, model)
     size = rows_at_a_time(len(rows), length, micro_batch, model)
-    # Numbers of micro-batches and of learned tokens are powers of two, so that few programs are compiled.
-    num = bucket(-(-len(rows) // size), 1)
+    # Few programs are compiled: numbers of learned tokens are powers of two, those of micro-batches of 8, or of 64 where
+    # a micro-batch is a row, as empty ones are skipped.
+    num = 1
+    while num * size < len(rows):
+        num *= 64 if size == 1 else 8
     learned = bucket(max(sum(len(transcript.at) for transcript in row) for row in rows), 16)
 
     def ints(last):
