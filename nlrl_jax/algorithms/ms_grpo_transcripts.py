@@ -16,7 +16,8 @@ Weights, clipping, KL, AAW sampling and options are those of `ms_grpo`. What dif
 - an episode that breaks off (an engine is lost, or an observation does not fit the context) counts neither as a sample
   nor in its group's mean; G' may so be smaller;
 - an episode that is given up after so many invalid actions (`--give_up`) is fined for the turns that were left, too;
-- `micro_batch` counts rows; 0 differentiates an eighth of them at a time, of a large model at most some 2,000 tokens;
+- `micro_batch` counts rows; 0 differentiates an eighth of them at a time, of a large model at most some 2,000 tokens,
+  on a CPU 512;
 - at temperature 1 the metric `sampler_gap` is the mean |log p| by which the update's pass differs from the sampler's;
 - with `beta` 0, a batch without a single advantage changes nothing, the optimizer's moments included.
 

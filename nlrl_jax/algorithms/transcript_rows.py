@@ -136,8 +136,8 @@ def fill(
     """The length of the rows, and the transcripts of each.
 
     A small model has a power of two, as compiling costs more than padding. A large one has on an accelerator the
-    cheapest of some lengths, from the longest transcript's to twice as much or `enough`; on a CPU, where compiling takes
-    as long as several rows, a multiple of `enough`, or a power of two where all transcripts are shorter together.
+    cheapest of some lengths, from the longest transcript's to twice as much or `enough`; on a CPU, where compiling
+    takes as long as several rows, a multiple of `enough`, or a power of two where all are shorter together.
     """
     longest, total = (f(len(transcript.tokens) for transcript in transcripts) for f in (max, sum))
     power = bucket(longest, 64)
@@ -190,8 +190,8 @@ def pack(
     """
     length, rows = fill(transcripts, room, micro_batch, model)
     size = rows_at_a_time(len(rows), length, micro_batch, model)
-    # Few programs are compiled: numbers of learned tokens are powers of two, those of micro-batches of 8, or of 64 where
-    # a micro-batch is a row, as empty ones are skipped.
+    # Few programs are compiled: numbers of learned tokens are powers of two, those of micro-batches of 8, or of 64
+    # where a micro-batch is a row, as empty ones are skipped.
     num = 1
     while num * size < len(rows):
         num *= 64 if size == 1 else 8
