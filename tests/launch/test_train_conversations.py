@@ -9,6 +9,7 @@ import pytest
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.run import results
 from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.run.ms_grpo.transcripts import beginnings_of
 from nlrl_jax.weights import peft
 from tests.launch.scripts import refusal, run, tiny_model
 
@@ -127,3 +128,18 @@ def test_bad_input(folder):
     assert "--think_tokens does nothing with --turns lines" in wrong(tiny, "--turns=lines", "--think_tokens=9")
     assert "Lower --max_tokens to" in wrong(tiny, "--max_tokens=250")
     assert "--episode_tokens is 5, but a turn may write 12" in wrong(tiny, "--episode_tokens=5")
+
+
+@pytest.mark.parametrize(
+    "prompts, rules, expected",
+    [
+        ([range(300)] * 8, 100, [299, 100, 0]),  # one start: the whole prompt but its last token
+        ([[*range(200), 1, 2], [*range(200), 3]], 100, [200, 100, 0]),
+        ([[*range(150), 1, 2], [*range(150), 3]], 100, [100, 0]),  # too little more than the rules
+        ([[*range(20), 1], [*range(20), 3]], 20, [0]),
+    ],
+)
+def test_what_all_prompts_begin_with_is_read_once(prompts, rules, expected):
+    beginnings = beginnings_of([tuple(prompt) for prompt in prompts], tuple(range(rules)))
+    assert [len(tokens) for tokens in beginnings] == expected
+    assert all(tokens == tuple(range(len(tokens))) for tokens in beginnings)

@@ -20,7 +20,7 @@ from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History, marked
-from nlrl_jax.rollouts.transcripts import PlayedTranscript, TokenPlayer, play
+from nlrl_jax.rollouts.transcripts import PlayedTranscript, TokenPlayer, Tokens, play
 from nlrl_jax.run import players
 from nlrl_jax.run.host_games.shares import shared
 from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
@@ -152,21 +152,12 @@ class TranscriptTraining(Training):
         ]
 
     def _readers(self, network: Transformer) -> list[transcripts.Reader]:
-        """Who may read the transcripts of an iteration: the first one whose beginning all prompts have.
-
-        It is read once for all rows. Where all episodes start alike it is the whole first prompt, else what does not
-        depend on the task.
-        """
+        """Who may read the transcripts of an iteration: the first one whose beginning all prompts have."""
         player = self.player({}, greedy=False)
         tasks = self.tasks.draw(_LIKE, np.random.default_rng(0))
         prompts = [player.prompt(History(start.goal, start.observation), ()) for start in self.game.reset(tasks)]
-        alike = tuple(os.path.commonprefix(prompts))[: min(map(len, prompts)) - 1]  # a row reads a token at least
-        beginning = player.beginning()
-        # Two programs are compiled where some iterations have the longer one, so it has to save enough.
-        beginnings = [alike] if len(alike) >= len(beginning) + _SHARED else []
-        beginnings += [beginning] if len(beginning) >= _SHARED else []
         temperature = self.config.sampling.temperature
-        return [transcripts.Reader(network, temperature, begin) for begin in (*beginnings, ())]
+        return [transcripts.Reader(network, temperature, begin) for begin in beginnings_of(prompts, player.beginning())]
 
     def check_room(self) -> None:
         """Refuses a context, or a limit of an episode's tokens, that cannot hold a turn: the first, or one as in
@@ -225,6 +216,19 @@ class TranscriptTraining(Training):
             as_record(episode, game, self.writer.tokenizer, self.form.turns.turns) for episode in played[:num_shown]
         ]
         return summarize(played, game, self.config.learning.invalid_action_reward), text
+
+
+def beginnings_of(prompts: Sequence[Tokens], beginning: Tokens) -> list[Tokens]:
+    """What an update may read once for all rows, from the longest on: the whole first prompt, where all episodes start
+    alike, what does not depend on the task, or nothing.
+
+    Args:
+      prompts: the first ones of some tasks. beginning: what those of all tasks begin with.
+    """
+    alike = os.path.commonprefix(list(prompts))[: min(map(len, prompts)) - 1]  # a row reads a token at least
+    # Two programs are compiled where only some iterations have the longer one, so it has to save enough.
+    worth = [alike] if len(alike) >= len(beginning) + _SHARED else []
+    return [*worth, *([beginning] if len(beginning) >= _SHARED else []), ()]
 
 
 def limited(game: HostGame, steps: int) -> HostGame:
