@@ -91,6 +91,11 @@ PRESETS = {
         "learning_rate": 1e-4, "decay_steps": 125, "micro_batch": 16, "probe": 8, "eval_episodes": 200,
         "eval_turns": 10, "eval_steps": 10, "eval_every": 25, "checkpoint_every": 5,
     },
+    "chat": {
+        "iterations": 30, "group_size": 8, "group_sample": 8, "num_groups": 4, "sampling_temperature": 0.0,
+        "temperature": 1.0, "top_k": 0, "max_tokens": 16, "max_turns": 10, "beta": 0.0, "invalid_action_reward": -0.05,
+        "learning_rate": 1e-4, "eval_episodes": 100, "eval_turns": 10, "checkpoint_every": 5,
+    },
 }  # fmt: skip
 
 
