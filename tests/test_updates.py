@@ -12,7 +12,6 @@ from nlrl_jax.config import make
 from nlrl_jax.run.dqn import DQNTrainer, DQNTrainingConfig
 from nlrl_jax.updates import keep_finite
 from tests.algorithms.test_ppo import SMALL, Aim
-from tests.launch.scripts import QUICK_TO_COMPILE
 
 KEY = jax.random.key(1)
 ENV = Aim()
@@ -50,7 +49,7 @@ def test_one_bad_seed_stops_the_whole_stack_where_it_was(method):
     states = jax.vmap(start)(jax.random.split(KEY, 2))
     # The second seed's weights are so large that its losses overflow.
     broken = states.replace(params=jax.tree.map(lambda x: x.at[1].multiply(1e30), states.params))
-    step = QUICK_TO_COMPILE(keep_finite(jax.vmap(update)))
+    step = jax.jit(keep_finite(jax.vmap(update)))
     after, metrics = step(broken, jax.random.split(KEY, 2))
     assert metrics["finite"].shape == () and not metrics["finite"]
     same(after, broken)
@@ -58,8 +57,7 @@ def test_one_bad_seed_stops_the_whole_stack_where_it_was(method):
     assert metrics["finite"] and after.iteration.tolist() == [1, 1]
 
 
-def test_a_dqn_keeps_its_last_good_state(monkeypatch):
-    monkeypatch.setattr(jax, "jit", QUICK_TO_COMPILE)
+def test_a_dqn_keeps_its_last_good_state():
     config = make(
         DQNTrainingConfig,
         num_envs=2, buffer_size=8, batch_size=2, learning_starts=2, steps_per_iteration=2,

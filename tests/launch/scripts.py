@@ -1,7 +1,6 @@
 """Runs the scripts of `launch` inside the test's process: each defines its own absl flags, so one at a time."""
 
 import contextlib
-import functools
 import importlib
 import sys
 from unittest import mock
@@ -16,11 +15,7 @@ from nlrl_jax.run import app, directory
 from nlrl_jax.run.flags import join_switches
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import load_tokenizer
-
-# Programs run a few times only here: compiling them in half the time is worth more than their speed.
-QUICK_TO_COMPILE = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-)
+from tests import programs
 
 
 @contextlib.contextmanager
@@ -46,7 +41,7 @@ def run(name, *args):
         with (
             mock.patch.object(app.absl_app, "run", lambda main, flags_parser: main(rest)),
             mock.patch.object(app, "use_compilation_cache"),  # the tests have their own
-            mock.patch.object(jax, "jit", QUICK_TO_COMPILE),
+            mock.patch.object(jax, "jit", programs.jit),  # a resumed run finds its programs again
             mock.patch.object(app.malloc, "keep"),  # for the whole process, and for good
         ):
             app.run(module.main, takes_names=name == "compare")
