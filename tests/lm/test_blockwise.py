@@ -86,7 +86,8 @@ def computed(case, dtype, blocks=None):
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_equal_attention_at_once(case):
     first = CASES[case][0].first
-    for blocks in (Blocks(8, 16, first), Blocks(16, 8, None), Blocks(L, 64, first)):
+    one_block = [Blocks(L, 64, first)] * (case in ("left padding after a prefix", "a window over tokens before"))
+    for blocks in (Blocks(8, 16, first), Blocks(16, 8, None), *one_block):
         want, got = computed(case, jnp.float32), computed(case, jnp.float32, blocks)
         assert len(got) == len(want) in (4, 6)
         for a, b in zip(got, want):
@@ -156,23 +157,28 @@ def config(request):
     return request.param
 
 
+# One of the layers with windows is full.
+slow_without_windows = pytest.mark.parametrize(
+    "config", [pytest.param(CONFIG, marks=pytest.mark.slow), WINDOWED], ids=["full", "windows"], indirect=True
+)
+
+
 @pytest.fixture(scope="module")
 def variables(config):
     return noisy_variables(config, 0.15)
 
 
 @pytest.fixture
-def at_once_and_in_blocks(monkeypatch):
-    """run -> what it returns below the length, and above it."""
+def in_blocks(monkeypatch):
+    """run -> what it returns where every length is above that from which attention is in blocks."""
 
-    def compare(run):
-        want = run()
+    def above(run):
         monkeypatch.setattr(blockwise, "LONG", {"cpu": 4})
         monkeypatch.setattr(blockwise, "SHORTEST", 8)
         monkeypatch.setattr(blockwise, "LONGEST", 8)
-        return want, run()
+        return run()
 
-    return compare
+    return above
 
 
 def close(got, want):
@@ -195,43 +201,59 @@ def learn(model, variables, prompts, lengths, replies):
     return jax.value_and_grad(loss)(variables["lora"])
 
 
+@pytest.fixture(scope="module")
+def stacked(variables):
+    """The variables of two seeds."""
+    return jax.tree.map(lambda x: np.stack([x, 1.1 * x]), variables)
+
+
+def of_seed(stacked, seed):
+    return jax.tree.map(lambda x: x[seed], stacked)
+
+
+@pytest.fixture(scope="module")
+def learned_at_once(config, stacked):
+    """What `learn` gives below that length on one device, of each seed."""
+    learn_one = jax.jit(functools.partial(learn, Transformer(config)))
+    return [learn_one(of_seed(stacked, seed), *prompts_and_replies()) for seed in range(2)]
+
+
 @pytest.mark.parametrize("remat", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_policy_learns_the_same(config, variables, at_once_and_in_blocks, remat):
+def test_a_policy_learns_the_same(config, variables, learned_at_once, in_blocks, remat):
     model = Transformer(config, remat=remat)
-    run = lambda: jax.jit(lambda *args: learn(model, *args))(variables, *prompts_and_replies())
-    want, got = at_once_and_in_blocks(run)
-    close(got, want)
+    got = in_blocks(lambda: jax.jit(functools.partial(learn, model))(variables, *prompts_and_replies()))
+    close(got, learned_at_once[0])
 
 
-def test_seeds_learn_the_same(config, variables, at_once_and_in_blocks):
-    stacked = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), variables)
-    seeds = lambda: jax.jit(jax.vmap(lambda v: learn(Transformer(config), v, *prompts_and_replies())))(stacked)
-    want, got = at_once_and_in_blocks(seeds)
-    close(got, want)
+@slow_without_windows
+def test_seeds_learn_the_same(config, stacked, learned_at_once, in_blocks):
+    learn_one = lambda v: learn(Transformer(config), v, *prompts_and_replies())
+    got = in_blocks(lambda: jax.jit(jax.vmap(learn_one))(stacked))
+    for seed, want in enumerate(learned_at_once):
+        close(of_seed(got, seed), want)
 
 
-def test_eight_devices_learn_the_same(mesh, config, variables, at_once_and_in_blocks):
+@slow_without_windows
+def test_eight_devices_learn_the_same(mesh, config, variables, learned_at_once, in_blocks):
     model = Transformer(config, mesh=mesh, remat=True)
     placed = sharding.shard(variables, transformer.param_specs(model), mesh)
     rows = [jax.device_put(x, NamedSharding(mesh, PartitionSpec(("data", "fsdp")))) for x in prompts_and_replies()]
-    want, _ = at_once_and_in_blocks(
-        lambda: jax.jit(lambda *args: learn(Transformer(config), *args))(variables, *prompts_and_replies())
-    )
-    close(jax.jit(lambda *args: learn(model, *args))(placed, *rows), want)
+    close(in_blocks(lambda: jax.jit(functools.partial(learn, model))(placed, *rows)), learned_at_once[0])
 
 
-def test_packed_rows_fine_tune_the_same(config, variables, at_once_and_in_blocks):
+def test_packed_rows_fine_tune_the_same(config, variables, in_blocks):
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 64, (3, 40))
     segments = np.sort(rng.integers(1, 5, (3, 40)), axis=1)
     starts = np.maximum.accumulate(np.where(np.diff(segments, axis=1, prepend=0) > 0, np.arange(40), 0), axis=1)
     batch = SFTBatch(tokens, np.arange(40) - starts, segments, np.ones((3, 40), np.float32))
     run = lambda: jax.jit(jax.value_and_grad(lambda v: sft_loss(Transformer(config), v, batch)[0]))(variables)
-    want, got = at_once_and_in_blocks(run)
-    close(got, want)
+    want = run()
+    close(in_blocks(run), want)
 
 
-def test_replies_are_the_same(config, variables, at_once_and_in_blocks):
+@slow_without_windows
+def test_replies_are_the_same(config, variables, in_blocks):
     model = Transformer(config)
     prompts, lengths, _ = prompts_and_replies()
     prompts = jnp.where(jnp.arange(13) >= 13 - lengths[:, None], prompts, 0)
@@ -244,6 +266,7 @@ def test_replies_are_the_same(config, variables, at_once_and_in_blocks):
             )
         )(variables)
 
-    want, got = at_once_and_in_blocks(run)
+    want = run()
+    got = in_blocks(run)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.log_probs, want.log_probs, atol=2e-5)

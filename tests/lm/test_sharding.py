@@ -31,7 +31,7 @@ GEMMA3 = dataclasses.replace(
 
 
 LINEAR_LAYERS = dataclasses.replace(
-    CONFIG, num_layers=4, layer_types=(LINEAR, LINEAR, LINEAR, FULL), delta_net=DeltaNetSizes(2, 4, 8, 6),
+    CONFIG, layer_types=(LINEAR, FULL), delta_net=DeltaNetSizes(2, 4, 8, 6),
     qkv_bias=False, norm_offset=True, gated_attention=True, partial_rotary_factor=0.5, norm_eps=1e-2,
 )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Decoders whose layers see a window, or keep a state: every path against whole texts that are read one a call."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +31,13 @@ CONFIGS = {
         **SIZES, layer_types=(SLIDING, SLIDING, FULL), num_experts=5, experts_per_token=2, expert_size=8
     ),
     "linear": ModelConfig(
-        **SIZES | dict(num_layers=4, sliding_window=None), layer_types=(LINEAR, LINEAR, FULL, LINEAR), norm_offset=True,
+        **SIZES | dict(num_layers=4, sliding_window=None), layer_types=(LINEAR, FULL) * 2, norm_offset=True,
         gated_attention=True, partial_rotary_factor=0.34, qk_norm=True, delta_net=DeltaNetSizes(2, 4, 3, 5, 4),
         norm_eps=1e-2,
     ),
 }  # fmt: skip
 PREFIXES = {"no prefix": 0, "a prefix inside the window": 2, "a prefix beyond the window": 7}
+PADDED = [(0, False), (2, False), (7, True)]  # tokens of the prefix, layers one by one
 LENGTHS = np.array([7, 1, 4, 3, 6], np.int32)
 S, N = 7, 9  # slots of prompts, tokens of replies
 
@@ -43,6 +45,22 @@ S, N = 7, 9  # slots of prompts, tokens of replies
 @pytest.fixture(scope="module", params=["mistral", "gemma3", "linear", pytest.param("experts", marks=pytest.mark.slow)])
 def config(request):
     return CONFIGS[request.param]
+
+
+def for_each_config(names, cases, gemma3=(), linear=()):
+    """Every config with every case, of which some are slow: windows beside full layers repeat what windows alone show,
+    and without windows one prefix, shorter than the convolution, is enough.
+
+    Args:
+      gemma3, linear: cases that are not slow.
+    """
+    quick = {"mistral": cases, "gemma3": gemma3, "linear": linear, "experts": ()}
+    rows = []
+    for name, few in quick.items():
+        for case in cases:
+            values = case if isinstance(case, tuple) else (case,)
+            rows.append(pytest.param(name, *values, marks=[] if case in few else pytest.mark.slow))
+    return pytest.mark.parametrize(f"config, {names}", rows, indirect=["config"])
 
 
 def noise_of(config):
@@ -100,7 +118,7 @@ def test_windows_hide_what_they_should(config, variables):
     assert differs[10:].any() == (FULL in config.layer_types)
 
 
-@pytest.mark.parametrize(("P", "unstacked"), [(0, False), (2, False), (7, True)])
+@for_each_config("P, unstacked", PADDED, gemma3=PADDED, linear=PADDED[1:])
 def test_replies_after_padded_prompts(config, variables, alone, P, unstacked):
     model, (prefix, rows, _) = Transformer(config), random_texts()
     prompts, weights = prompts_of(rows), by_layer(config, variables, False) if unstacked else variables
@@ -119,7 +137,12 @@ def test_replies_after_padded_prompts(config, variables, alone, P, unstacked):
         np.testing.assert_allclose(log_probs, reply_log_probs(alone, before, reply), atol=2e-5)
 
 
-@pytest.mark.parametrize(("P", "in_blocks"), [(0, False), (2, False), (7, False), (0, True), (7, True)])
+@for_each_config(
+    "P, in_blocks",
+    [(0, False), (2, False), (7, False), (0, True), (7, True)],
+    gemma3=[(2, False), (7, False), (7, True)],
+    linear=[(2, False), (7, True)],
+)
 def test_scores_padded_and_packed(config, variables, alone, P, in_blocks, monkeypatch):
     if in_blocks:
         monkeypatch.setattr(blockwise, "LONG", {"cpu": 4})
@@ -145,7 +168,7 @@ def test_scores_padded_and_packed(config, variables, alone, P, in_blocks, monkey
     assert there.sum() == 5 * N
 
 
-@pytest.mark.parametrize("P", PREFIXES.values(), ids=PREFIXES)
+@for_each_config("P", list(PREFIXES.values()), gemma3=[0, 7], linear=[2])
 def test_chunks_in_a_cache_and_two_continuations_of_one_text(config, variables, alone, P):
     """A text of ten tokens, read in chunks of four and six, and continued by two pairs of tokens."""
     model, (prefix, rows, replies) = Transformer(config), random_texts()
@@ -153,9 +176,9 @@ def test_chunks_in_a_cache_and_two_continuations_of_one_text(config, variables, 
     shared, start = compute_prefix(model, variables, prefix[:P]), np.array([0, 0], np.int32)
     kv = kv_rows.load(kv_rows.empty_pool(model, 1, shared), np.full((2, 12), -1))
     tokens = np.concatenate([np.tile(text, (2, 1)), forks], axis=1)
-    states = []
+    states, read = [], jax.jit(kv_rows.read, static_argnums=0)
     for first, last in ((0, 4), (4, 10), (10, 11), (11, 12)):
-        hidden, kv = kv_rows.read(model, variables, kv, tokens[:, first:last], np.int32(first), start, shared)
+        hidden, kv = read(model, variables, kv, tokens[:, first:last], np.int32(first), start, shared)
         states.append(hidden)
     logits = model.apply(variables, jnp.concatenate(states, axis=1), method="unembed")
     for row, got in zip(tokens, jax.nn.log_softmax(logits)):
@@ -183,7 +206,7 @@ def test_words_of_a_trie(config, variables, alone, P):
         np.testing.assert_allclose(total, reply_log_probs(alone, [*prefix[:P], *text], word).sum(), atol=5e-5)
 
 
-@pytest.mark.parametrize("P", [2, 7])
+@for_each_config("P", [2, 7], gemma3=[7], linear=[2])
 def test_gradients_through_a_shared_prefix(config, P):
     model, (prefix, rows, replies) = Transformer(config, remat=True), random_texts()
     variables, replies = noisy_variables(config, noise_of(config) - 0.1), jnp.asarray(replies)
@@ -207,11 +230,14 @@ def test_bfloat16_stays_near_float32(config, variables):
     half = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
     halved = jax.tree.map(lambda x: x.astype(jnp.bfloat16), variables)
     same = jax.tree.map(lambda x: x.astype(jnp.float32), halved)
-    logits = []
-    for c, weights in ((half, halved), (config, same)):
-        hidden, _ = Transformer(c).apply(weights, tokens, jnp.arange(20)[None])
-        assert hidden.dtype == c.dtype
-        logits.append(Transformer(c).apply(weights, hidden, method="unembed"))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def logits_of(model, weights):
+        hidden, _ = model.apply(weights, tokens, jnp.arange(20)[None])
+        assert hidden.dtype == model.config.dtype
+        return model.apply(weights, hidden, method="unembed")
+
+    logits = [logits_of(Transformer(c), weights) for c, weights in ((half, halved), (config, same))]
     assert np.abs(logits[0] - logits[1]).mean() < 0.03 * np.abs(logits[1]).mean() + 0.02
 
 
