@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nlrl_jax.roles import messages, reply_forms
-from nlrl_jax.types import HostGame, Outcome, Start
+from nlrl_jax.types import EpisodeFault, HostGame, Outcome, Start
 
 
 class MixedState(NamedTuple):
@@ -101,8 +101,12 @@ def _by_game(names: Sequence[str]) -> dict[str, list[int]]:
 def _ended(game: HostGame, outcome: Outcome, state: MixedState, is_unread: bool) -> Outcome:
     """The outcome of a step, which ends the episode where the game's own horizon is reached."""
     reward, is_cut = outcome.reward, not outcome.done and state.steps >= game.max_steps
+    error = outcome.error
     if is_cut and game.closing_reward:
-        reward += game.closing_reward(outcome.state)
+        try:
+            reward += game.closing_reward(outcome.state)
+        except EpisodeFault as fault:
+            error = str(fault)
     return outcome._replace(
-        state=state, reward=reward, done=outcome.done or is_cut, valid=outcome.valid and not is_unread
+        state=state, reward=reward, done=outcome.done or is_cut, valid=outcome.valid and not is_unread, error=error
     )

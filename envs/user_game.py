@@ -7,14 +7,13 @@ import functools
 import importlib
 import inspect
 import pathlib
-import sysconfig
-import traceback
 from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 
 from nlrl_jax.envs import user_host_game
+from nlrl_jax.envs.code_location import code_location
 from nlrl_jax.envs.outside import classes
 from nlrl_jax.text.template import Template
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
@@ -168,13 +167,7 @@ class GameError(ValueError):
 
 def _broken(name: str, error: BaseException, function: str = "") -> ValueError:
     """Describes what the user's game raised, and where in its code."""
-    house = [str(pathlib.Path(__file__).parents[1] / name) for name in ("envs", "nlrl_jax", "launch")]
-    ours = (*house, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    frames = [(file, line) for file, line in frames if not file.startswith(ours)]
-    if isinstance(error, SyntaxError):
-        frames = [(error.filename, error.lineno)]
-    location = "".join(f" ({file}, line {line})" for file, line in frames[-1:])
+    location = code_location(error)
     # An error of ours (it comes from no line of the user's) is a sentence already.
     is_sentence = isinstance(error, (ValueError, KeyError)) and not location
     cause = error.args[0] if is_sentence and isinstance(error, KeyError) and error.args else error  # unquoted

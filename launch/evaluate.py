@@ -32,7 +32,8 @@ from nlrl_jax.rollouts.transcripts import play
 from nlrl_jax.run import app, limits
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
-from nlrl_jax.run.host_games.prompts import PromptConfig
+from nlrl_jax.run.host_games.faults import FaultLog
+from nlrl_jax.run.host_games.prompts import PromptConfig, learned_form
 from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.ms_grpo.config import IN_TURNS, AgentConfig, TranscriptConfig, TurnsConfig, map_splits
@@ -138,13 +139,17 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     warn([*filter(None, [warning]), *short])
     loaded, variables, sampling = named_model(config_flags.parse(TemplateOptions))
     writer = LocalModel(Transformer(loaded.config), variables, loaded.tokenizer, rows_at_once(options.model))
-    turns = settled(config_flags.parse(TurnsConfig), options.model, loaded.tokenizer)
+    source = options.adapter if learned_form(options.adapter) else options.model
+    turns = settled(config_flags.parse(TurnsConfig), source, loaded.tokenizer)
     prompts, room = PromptConfig(prompt=options.prompt), loaded.config.max_positions
-    make_player = player_maker(game, turns, prompts, options.model, loaded.tokenizer, room)
+    make_player = player_maker(game, turns, prompts, source, loaded.tokenizer, room)
     player, num_shown = make_player(writer, sampling), int(options.watch)
     with waiting(f"playing {len(tasks)} episodes"):
         game = limited(game, limit.max_turns)
         played = play(player, game, tasks, 0, pictured=num_shown, episode_tokens=turns.episode_tokens)
+    FaultLog(name)(episode.episode for episode in played)
+    if all(episode.episode.error for episode in played):
+        raise ValueError(f"all {len(played)} episodes of {name} broke off; warnings above name the faults")
     text = [as_record(episode, game, loaded.tokenizer, turns.turns) for episode in played[:num_shown]]
     form = "chat" if turns.turns == "chat" else "transcripts"
     title = f"{options.model} on {game.name} in {form}, greedy, seed {limit.seed}"

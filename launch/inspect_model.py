@@ -18,7 +18,7 @@ import textwrap
 
 from absl import flags
 
-from nlrl_jax.lm.chat_probe import TemplateFacts, probe, sentences
+from nlrl_jax.lm.chat_probe import TemplateFacts, probe, reading_notes, sentences
 from nlrl_jax.lm.chat_template import ChatRenderer, TemplateOptions
 from nlrl_jax.lm.conversation import ConversationForm
 from nlrl_jax.lm.conversation_plan import WAYS, plan_conversations
@@ -49,7 +49,7 @@ def plans(renderer: ChatRenderer, tokenizer: Tokenizer | None) -> dict[str, dict
     for think, thinks in THOUGHTS.items():
         if tokenizer is None:
             plan = plan_conversations(renderer, thinks)
-            notes = (*plan.notes, WAYS[plan.way])
+            notes = (*plan.notes, *reading_notes(plan.form), WAYS[plan.way])
         else:
             form = ConversationForm.of(tokenizer, thinks=thinks)
             plan, notes = form.plan, form.notes

@@ -38,7 +38,7 @@ def tool_fields(env: Any) -> dict[str, Any]:
         "tools": tuple(schemas),
         "read_action": reply_forms.tool_call,
         "reply_form": form,
-        "closing_reward": lambda episode: 0.0 if episode.fault else float(waited(episode.env.get_reward()) or 0),
+        "closing_reward": lambda episode: _earned(episode.env),
     }
 
 
@@ -54,19 +54,27 @@ def call_tool(episode: LiveEpisode, action: str) -> Outcome:
     if call is None:
         if "<tool_call" in action or action.lstrip().startswith("{") or '"name"' in action:
             return Outcome(None, _NO_CALL, valid=False)
-        return Outcome(None, "", float(waited(env.get_reward()) or 0), done=True)
+        return Outcome(None, "", _earned(env), done=True)
     name, arguments = json.loads(call).values()
     tools = _methods(env)
     if name not in tools:
         return Outcome(None, f"There is no tool {name!r}. Tools are: {', '.join(tools)}.", valid=False)
     try:
         result = waited(tools[name](**arguments))
-    except Exception as error:  # what the model has called wrongly, it is told
+    except (Exception, SystemExit) as error:  # what the model has called wrongly, it is told
         return Outcome(None, f"error: {type(error).__name__}: {error}", valid=False)
     text = result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
     if getattr(env, "done", False) is True:
-        return Outcome(None, text, float(waited(env.get_reward()) or 0), done=True)
+        return Outcome(None, text, _earned(env), done=True)
     return Outcome(None, text)
+
+
+def _earned(env: Any) -> float:
+    """What an episode has earned in the end. Raises ValueError: nothing was said."""
+    reward = waited(env.get_reward())
+    if reward is None:
+        raise ValueError("get_reward returned None; it must return a number, 0 where there is none")
+    return reward
 
 
 def waited(result: Any) -> Any:

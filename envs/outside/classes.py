@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nlrl_jax.envs import outside
+from nlrl_jax.envs import outside, user_host_game
 from nlrl_jax.envs.outside.class_tools import call_tool, tool_fields, waited
 from nlrl_jax.envs.outside.episodes import Beginning, LiveEpisode
 from nlrl_jax.envs.outside.episodes import host_game as of_episodes
@@ -53,7 +53,7 @@ def host_game(name: str, factory: Callable[..., Any], max_steps: int = 0, data: 
         observation = returned[0] if isinstance(returned, tuple) and not with_tools else returned
         if not isinstance(observation, str | None):
             raise ValueError(f"reset returned {type(observation).__name__}; it must return a string or None")
-        return Beginning(env, _prompt(row) or rules, observation or "")
+        return Beginning(env, _prompt(row) or rules, observation or "", getattr(env, "done", False) is True)
 
     common = {
         "rules": rules if rows else "",
@@ -72,9 +72,18 @@ def host_game(name: str, factory: Callable[..., Any], max_steps: int = 0, data: 
 
 def _step(episode: LiveEpisode, action: str) -> Outcome:
     """Steps an environment of Gymnasium's kind."""
-    observation, reward, *flags, info = waited(episode.env.step(action))
+    returned = waited(episode.env.step(action))
+    if not isinstance(returned, tuple) or len(returned) not in (4, 5):
+        raise ValueError(
+            f"step returned {user_host_game.shown(returned)}; it must be a tuple: "
+            "observation, reward, terminated, truncated, info"
+        )
+    observation, reward, *flags, info = returned
+    info = {} if info is None else info
+    if not isinstance(info, Mapping):
+        raise ValueError(f"step returned the info {user_host_game.shown(info)}; it must be a dict")
     done = any(map(bool, flags)) or getattr(episode.env, "done", False) is True
-    success = bool(info.get("success", flags[:1] == [True] and reward > 0)) and done
+    success = bool(info.get("success", bool(flags[0]) and (reward or 0) > 0)) and done
     return Outcome(None, observation, reward, done, success, valid=not info.get("invalid", False))
 
 

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from nlrl_jax.envs import user_host_game
+from nlrl_jax.envs.code_location import code_location
 from nlrl_jax.text import generators
-from nlrl_jax.types import HostGame, Outcome, Start
+from nlrl_jax.types import MOST_REWARD, EpisodeFault, HostGame, Outcome, Start
 
 STOPPED = "The environment has stopped."  # the last observation of an episode that a fault ends
+ENDED = "the episode has ended before its first step"
+SLOW = 60.0  # seconds of one batch of steps in this process, after which is said who takes them
 _THREADS = 32  # requests to servers at a time
 
 
 class Beginning(NamedTuple):
-    """How an episode of an environment begins: goal and observation in words. The goal stays in every prompt."""
+    """How an episode of an environment begins: goal and observation in words. The goal stays in every prompt.
+
+    has_ended: already, which is a fault.
+    """
 
     env: Any
     goal: str
     observation: str
+    has_ended: bool = False
 
 
 @dataclasses.dataclass
@@ -31,13 +39,14 @@ class LiveEpisode:
 
     Attributes:
       env: the environment, which steps change; None where it could not begin.
-      earned: the sum of its rewards. steps: actions so far.
+      task: (kind, seed). earned: the sum of its rewards. actions: so far.
       fault: why it could not begin, else "".
     """
 
     env: Any
+    task: tuple[str, int] = ("", 0)
     earned: float = 0.0
-    steps: int = 0
+    actions: list[str] = dataclasses.field(default_factory=list)
     fault: str = ""
 
 
@@ -63,34 +72,50 @@ def host_game(
       ValueError: what is wrong with the environment.
     """
 
+    busy = LiveEpisode(None)  # the episode that begins or steps now, in this process one at a time
+
     def start(task: tuple[str, int]) -> Start:
+        nonlocal busy
+        busy = episode = LiveEpisode(None, tuple(task[:2]))
         try:
-            env, goal, observation = new_episode(*task)
-        except Exception as error:  # whatever another package's code raises
-            return Start(LiveEpisode(None, fault=described(error)), "", STOPPED)
-        return Start(LiveEpisode(env), _text(goal), _text(observation))
+            episode.env, goal, observation, has_ended = new_episode(*task)
+            goal, observation = _text(goal), _text(observation)
+            episode.fault = ENDED if has_ended else ""
+        except (Exception, SystemExit) as error:  # whatever another package's code raises
+            episode.fault = described(error)
+        return Start(episode, "", STOPPED) if episode.fault else Start(episode, goal, observation)
 
     def advance(episode: LiveEpisode, action: str) -> Outcome:
+        nonlocal busy
         if episode.fault:
             return Outcome(episode, STOPPED, done=True, valid=False, error=episode.fault)
+        busy = episode
+        episode.actions.append(action)
         try:
             outcome = move(episode, action)
-            reward = float(outcome.reward or 0)
-            if not math.isfinite(reward):
-                raise ValueError(f"the environment paid the reward {reward}")
-        except Exception as error:
+            reward, observation = reward_of(outcome.reward), _text(outcome.observation)
+        except (Exception, SystemExit) as error:
             return Outcome(episode, STOPPED, done=True, valid=False, error=described(error))
-        episode.earned, episode.steps = episode.earned + reward, episode.steps + 1
-        return outcome._replace(state=episode, observation=_text(outcome.observation), reward=reward)
+        episode.earned += reward
+        return outcome._replace(state=episode, observation=observation, reward=reward)
 
     each = _at_once if on_a_server else map
 
+    def who() -> str:
+        return f"the task {busy.task}" + (f" after the actions {busy.actions}" if busy.actions else "")
+
+    watched = contextlib.nullcontext if on_a_server else SlowWatch(name, who)
+
     def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
-        return list(each(start, tasks))
+        with watched():
+            return list(each(start, tasks))
 
     def step(episodes: Sequence[LiveEpisode], actions: Sequence[str]) -> list[Outcome]:
-        return list(each(advance, episodes, actions))
+        with watched():
+            return list(each(advance, episodes, actions))
 
+    if at_the_end := fields.get("closing_reward"):
+        fields["closing_reward"] = lambda episode: closing_reward(episode, at_the_end)
     game = HostGame(name=name, kinds=("",), reset=reset, step=step, **fields)
     game = game if on_a_server else generators.apart(game)
 
@@ -99,11 +124,59 @@ def host_game(
     return user_host_game.checked(game, contextlib.nullcontext)
 
 
+def reward_of(reward: float | None) -> float:
+    """What an environment paid, as a number; None is nothing. Raises ValueError: it cannot be summed up."""
+    number = float(0 if reward is None else reward)
+    if not abs(number) <= MOST_REWARD:
+        raise ValueError(f"the environment paid the reward {number}")
+    return number
+
+
+def closing_reward(episode: LiveEpisode, at_the_end: Callable[[LiveEpisode], float]) -> float:
+    """What an episode earns that is cut off. Raises EpisodeFault for whatever the environment raises."""
+    try:
+        return 0.0 if episode.fault else reward_of(at_the_end(episode))
+    except (Exception, SystemExit) as error:
+        raise EpisodeFault(described(error)) from error
+
+
+class SlowWatch:
+    """Says once which episode is at its step where a batch of steps takes longer than `SLOW`, as it may never end.
+
+    Args:
+      who: -> that episode in words.
+    """
+
+    def __init__(self, name: str, who: Callable[[], str]):
+        self.name, self.who, self.told = name, who, False
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        timer = threading.Timer(SLOW, self._tell)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _tell(self) -> None:
+        if not self.told:
+            print(
+                f"note: the steps of {self.name} take longer than {SLOW:g} s; {self.who()} is at its step. An "
+                "environment that hangs in this process cannot be given up: Ctrl-C twice ends the run, and --resume "
+                "continues it",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.told = True
+
+
 def described(error: BaseException) -> str:
-    """Describes an error of another package's code in one line."""
-    text = " ".join(str(error).split())
-    sentence = isinstance(error, ValueError | ConnectionError | TimeoutError) and text
-    return text if sentence else f"{type(error).__name__}: {text}"
+    """Describes an error in a sentence, with the line of the user's own code that it comes from."""
+    text, location = " ".join(str(error).split()), code_location(error)
+    is_sentence = isinstance(error, ValueError | ConnectionError | TimeoutError) and text and not location
+    return text if is_sentence else f"{type(error).__name__}{': ' if text else ''}{text}{location}"
 
 
 def _try(game: HostGame) -> None:

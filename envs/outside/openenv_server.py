@@ -47,7 +47,7 @@ def host_game(address: str, max_steps: int = 0, patience: float = _PATIENCE, **o
     def new_episode(kind: str, seed: int) -> Beginning:
         session = Session(address, patience)
         answer = session.ask("reset", {"seed": seed, **options})
-        return Beginning(session, about.get("description", ""), _text(answer["observation"]))
+        return Beginning(session, about.get("description", ""), _text(answer["observation"]), bool(answer.get("done")))
 
     def move(episode: LiveEpisode, action: str) -> Outcome:
         session = episode.env
@@ -58,10 +58,11 @@ def host_game(address: str, max_steps: int = 0, patience: float = _PATIENCE, **o
             answer = session.ask("step", data)
         except ValueError as error:  # the server is there and refuses this action
             return Outcome(None, str(error), valid=False)
-        done = bool(answer.get("done"))
+        done, observation = bool(answer.get("done")), answer["observation"]
         if done:
             session.close()
-        return Outcome(None, _text(answer["observation"]), answer.get("reward") or 0, done)
+        valid = not (tools and observation.get("error"))
+        return Outcome(None, _text(observation), answer.get("reward") or 0, done, valid=valid)
 
     form = reply_forms.FORMS["tool_call"].example if tools else f"a JSON object: {json.dumps(fields)}"
     reader = reply_forms.tool_call if tools else None if field else _read_object
@@ -127,8 +128,26 @@ def _get(address: str, path: str, patience: float) -> dict[str, Any]:
 
 
 def _text(observation: Mapping[str, Any]) -> str:
-    """An observation in words: its one text, else JSON without what is empty."""
+    """An observation in words: what a tool answered, or its one text, else JSON without what is empty.
+
+    Metadata are left out, but where there is nothing else, as when a server of tools begins.
+    """
     fields = {name: value for name, value in observation.items() if value not in (None, "", [], {})}
+    if "tool_name" in fields:
+        return _answer(fields)
+    metadata = fields.pop("metadata", {})
+    fields = fields or {name: value for name, value in metadata.items() if value not in (None, "", [], {})}
     if len(fields) == 1 and isinstance(text := next(iter(fields.values())), str):
         return text
     return json.dumps(fields, ensure_ascii=False) if fields else ""
+
+
+def _answer(observation: Mapping[str, Any]) -> str:
+    """What a tool answered, in MCP's form: the texts of its content, else its data; or why it failed."""
+    if error := observation.get("error"):
+        return f"error: {error.get('message', error)}"
+    result = observation.get("result")
+    if not isinstance(result, Mapping):
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    texts = [part["text"] for part in result.get("content") or () if isinstance(part.get("text"), str)]
+    return "\n".join(texts) or json.dumps(result.get("structured_content", result.get("data")), ensure_ascii=False)

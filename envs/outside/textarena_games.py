@@ -52,10 +52,10 @@ def host_game(name: str, max_steps: int = 0, players: int = 0, opponent: str = "
         env = _made(name, options)
         env.reset(num_players=players, seed=seed)
         table = Table(env, chance=random.Random(seed))
-        let_others_move(table, reply)
+        done = let_others_move(table, reply)
         messages = messages_of(env)
         prompts = [text for text, kind in messages if kind == _KIND.PROMPT]
-        return Beginning(table, "\n".join(prompts), joined(messages, _KIND.PROMPT))
+        return Beginning(table, "\n".join(prompts), joined(messages, _KIND.PROMPT), done)
 
     def move(episode: LiveEpisode, action: str) -> Outcome:
         table, env = episode.env, episode.env.env

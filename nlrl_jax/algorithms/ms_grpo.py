@@ -45,7 +45,7 @@ from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.types import TextGame
+from nlrl_jax.types import MOST_REWARD, TextGame
 from nlrl_jax.updates import check_masters, keep_finite
 
 
@@ -289,8 +289,8 @@ def composite_rewards(turns: text_games.Turns, config: MSGRPOConfig) -> jax.Arra
 
 
 def bad_reward_turn(turns: text_games.Turns) -> jax.Array:
-    """The first turn, from 1, with a reward that is not finite or beyond `text_games.MOST`: int32 [], 0 for none."""
-    bad = jnp.any(turns.active & ~(jnp.abs(turns.reward) <= text_games.MOST), axis=1)
+    """The first turn, from 1, with a reward that is not finite or beyond `MOST_REWARD`: int32 [], 0 for none."""
+    bad = jnp.any(turns.active & ~(jnp.abs(turns.reward) <= MOST_REWARD), axis=1)
     return jnp.where(jnp.any(bad), jnp.argmax(bad) + 1, 0)
 
 

@@ -210,7 +210,8 @@ def episode_metrics(
     `collapse.measures`.
 
     actions_read: turns in whose reply an action could be read. closed_thoughts: turns whose thought was as long as it
-    may be. tool/NAME: calls of a tool. broke_off: episodes that the game broke off.
+    may be. tool/NAME: calls of a tool. broke_off: episodes that the game broke off. env_return/KIND: of tasks of a kind
+    (in a mixture: of a game).
 
     Args:
       returns: [n, G]. whole: bool [n, G], False for those that broke off.
@@ -224,6 +225,9 @@ def episode_metrics(
     thought_tokens = sum(turn.thought_tokens for turn in turns)
     tools = Counter(name for turn in turns for name in turn.tools)
     log_probs = [value for reply in replies for value in reply.log_probs]
+    by_kind: dict[str, list[float]] = {}
+    for episode in episodes:
+        by_kind.setdefault(episode.task[0], []).append(episode.reward)
     return {
         "return": returns.mean(),
         "env_return": np.mean([episode.reward for episode in episodes]),
@@ -244,4 +248,5 @@ def episode_metrics(
         "return_spread": returns.std(axis=1).mean(),
         "broke_off": np.mean(~whole),
         **{f"tool/{name}": number / len(turns) for name, number in sorted(tools.items())},
+        **{f"env_return/{kind}": np.mean(rewards) for kind, rewards in sorted(by_kind.items()) if kind},
     }

@@ -119,7 +119,7 @@ def probe(render: ChatRenderer) -> TemplateFacts:
         appends=_appends(form, ANSWERS[0]),
         keeps_leading=_appends(form, f"\n {ANSWERS[0]}"),
         keeps_trailing=_appends(form, f"{ANSWERS[0]} \n"),
-        keeps_user_blanks=f" \n{QUESTION} \n" in form.opening("", f" \n{QUESTION} \n"),
+        keeps_user_blanks=_keeps_user_blanks(form),
         thoughts=_fate(chats, assistant(ANSWERS[0], reasoning_content=THOUGHT)),
         thoughts_in_text=_fate(chats, assistant(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWERS[0]}")),
         switch=_switch(form),
@@ -146,6 +146,20 @@ def probe(render: ChatRenderer) -> TemplateFacts:
         date=_date(form),
         errors=errors,
     )
+
+
+def reading_notes(form: TurnForm) -> list[str]:
+    """What a run says of a template that lets the model read something else than the run's texts."""
+    notes, date = [], _date(form)
+    if not _keeps_user_blanks(form):
+        notes.append("the template trims users' texts: blanks round an observation are not read")
+    if date == "always" or date != "never" and (form.in_user or not form.has_system):
+        notes.append(f"the template prints the date, in all of this run {form.render.options.date}")
+    return notes
+
+
+def _keeps_user_blanks(form: TurnForm) -> bool:
+    return f" \n{QUESTION} \n" in form.opening("", f" \n{QUESTION} \n")
 
 
 class _Chats:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from nlrl_jax.lm import turns
 from nlrl_jax.lm.call_forms import CallForm
+from nlrl_jax.lm.chat_probe import reading_notes
 from nlrl_jax.lm.chat_template import ChatRenderer
 from nlrl_jax.lm.conversation_plan import FRESH, WAYS, ConversationPlan, plan_conversations
 from nlrl_jax.lm.thoughts import opened_thought, thought_end, written_thought_end
@@ -100,7 +101,7 @@ class ConversationForm:
     @functools.cached_property
     def notes(self) -> tuple[str, ...]:
         """What a run says once of the template and of the way its conversations take."""
-        notes = [*self.plan.notes, WAYS[self.way]]
+        notes = [*self.plan.notes, *reading_notes(self.plan.form), WAYS[self.way]]
         if self.describes_tools:
             notes.append("the template offers no tools in a form that is known here: the system text describes them")
         if self.way != FRESH and not self._end:

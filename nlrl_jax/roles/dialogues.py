@@ -80,6 +80,7 @@ class History:
       note: after the first observation.
       task: (kind, seed) of the episode, None where it is not known. past: the steps before `observation`, which `trim`
         dropped. No text shows either: they are for models that know the game (`envs.expert`).
+      opening: the episode's first observation where steps were dropped, else "".
     """
 
     goal: str
@@ -88,6 +89,7 @@ class History:
     note: str = ""
     task: tuple[str, int] | None = None
     past: tuple[Step, ...] = ()
+    opening: str = ""
 
     @classmethod
     def begin(cls, start: Start, task: tuple[str, int]) -> History:
@@ -253,4 +255,5 @@ def _without(history: History, steps: int) -> History:
     """Drops the oldest steps, so that the history begins with a later observation."""
     dropped, rest = history.steps[:steps], history.steps[steps:]
     _, observation, note = dropped[-1]
-    return dataclasses.replace(history, observation=observation, steps=rest, note=note, past=(*history.past, *dropped))
+    opening, past = history.opening if history.past else history.observation, (*history.past, *dropped)
+    return dataclasses.replace(history, observation=observation, steps=rest, note=note, past=past, opening=opening)

@@ -81,9 +81,9 @@ class ChatDialogue(Dialogue):
 
     def chat(self, history: History, line: str) -> Chat:
         """Prompts the model for its next message; `line` is passed on."""
-        first = first_message(history.goal, history.observation)
-        if history.past:
-            first = f"[{len(history.past)} turns are left out]\n{first}"
+        dropped, first = len(history.past), first_message(history.goal, history.observation)
+        if dropped:
+            first = shortened_message(history.goal, history.opening, dropped, history.observation)
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         messages.append({"role": "user", "content": first})
         reply = history.note

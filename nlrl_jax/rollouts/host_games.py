@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nlrl_jax.roles.dialogues import THINK_REPLY, History, Step
-from nlrl_jax.rollouts.text_games import MOST
-from nlrl_jax.types import HostGame, Outcome
+from nlrl_jax.types import MOST_REWARD, EpisodeFault, HostGame, Outcome
 
 
 class StepDecisions(NamedTuple):
@@ -66,13 +65,21 @@ class Episode:
 
 
 def number(reward: Any, game: str, task: Sequence[Any], t: int) -> float:
-    """The reward of step t, counted from 0. Raises ValueError: it is nan, infinite or beyond `MOST`."""
-    if not abs(reward) <= MOST:
+    """The reward of step t, counted from 0. Raises ValueError: it is nan, infinite or beyond `MOST_REWARD`."""
+    if not abs(reward) <= MOST_REWARD:
         raise ValueError(
             f"{game}: step {t + 1} of the task {tuple(task)} paid the reward {float(reward)}; it must be finite, and "
-            f"at most {MOST:g}"
+            f"at most {MOST_REWARD:g}"
         )
     return float(reward)
+
+
+def _closed(game: HostGame, outcome: Outcome) -> Outcome:
+    """The outcome of an episode that is cut off, with what the game pays at an end of its own."""
+    try:
+        return outcome._replace(reward=outcome.reward + game.closing_reward(outcome.state))
+    except EpisodeFault as error:
+        return outcome._replace(error=str(error))
 
 
 def play(
@@ -130,8 +137,8 @@ def play(
             outcome, history = rule(histories[i], outcomes[k]), histories[i]
             # What the game pays at an end of its own is paid where the episode is cut off, too.
             is_cut = not outcomes[k].done and (outcome.done or t + 1 == game.max_steps)
-            if game.closing_reward and is_cut:
-                outcome = outcome._replace(reward=outcome.reward + game.closing_reward(outcome.state))
+            if game.closing_reward and is_cut and not outcome.error:
+                outcome = _closed(game, outcome)
             history = history.noted(move.notes[k]) if move.notes[k] else history
             # Thoughts are steps of the history alone: the game does not see them.
             for thought in move.thoughts[k]:

@@ -16,7 +16,6 @@ from nlrl_jax.types import TextGame
 from nlrl_jax.updates import where
 
 Carry = TypeVar("Carry")
-MOST = 1e18  # absolute value of a reward: float32 still holds the square of an episode's
 
 
 class Turns(NamedTuple):

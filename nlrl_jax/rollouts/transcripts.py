@@ -26,9 +26,10 @@ import numpy as np
 
 from nlrl_jax.roles.dialogues import DROP, History, Step
 from nlrl_jax.rollouts import host_games
-from nlrl_jax.types import HostGame, Outcome, Sampling, Written
+from nlrl_jax.types import HostGame, Outcome, Sampling, Start, Written
 
 Tokens = tuple[int, ...]
+_TOO_LONG = "(This observation is too long to be read.)"
 _BETWEEN = 200  # tokens that stand between a reply and an observation, at most
 
 
@@ -210,6 +211,7 @@ class _Ledger:
     moves and whether they were invalid, by turn.
 
     in_vain: actions in a row that were invalid or changed nothing. forfeit: turns that were left when it was given up.
+    refusal: why the model's context cannot hold the first observation, else "".
     """
 
     steps: list[Tokens] = dataclasses.field(default_factory=list)
@@ -217,6 +219,7 @@ class _Ledger:
     invalid: list[bool] = dataclasses.field(default_factory=list)
     in_vain: int = 0
     forfeit: int = 0
+    refusal: str = ""
 
     @property
     def written(self) -> int:
@@ -235,7 +238,8 @@ def play(
 ) -> list[PlayedTranscript]:
     """One episode per task, in lockstep: each turn is one call of the model for all episodes that still run.
 
-    An episode breaks off where the model's context cannot hold the next observation.
+    An episode breaks off where the model's context cannot hold the next observation; where it cannot hold the first
+    one, after a turn in its place.
 
     Args:
       game: with as many `max_steps` as an episode is to have.
@@ -246,7 +250,7 @@ def play(
       episode_tokens: that an episode may write; it ends before a turn that could write more. 0 is no limit.
 
     Raises:
-      ValueError: the context cannot hold a first observation, or an episode of so many tokens no turn.
+      ValueError: the context can hold none of the first observations, or an episode of so many tokens no turn.
     """
     player.check_limit(episode_tokens)
     ledgers = [_Ledger() for _ in tasks]
@@ -276,6 +280,8 @@ def play(
         # An action of the game that changed nothing (idle) counts towards giving up, but is not fined.
         ledger.in_vain = ledger.in_vain + 1 if faulty or not outcome.valid else 0
         ledger.invalid.append(faulty or not (outcome.valid or outcome.idle))
+        if ledger.refusal:
+            return outcome._replace(reward=0.0, done=True, success=False, error=ledger.refusal)
         if outcome.done or t == game.max_steps:
             return outcome
         # Turns that are given up count as invalid actions, so that giving up early does not pay.
@@ -295,8 +301,19 @@ def play(
             return outcome._replace(done=True, error=str(error))
         return outcome
 
+    def reset(numbered_tasks: Sequence[tuple[str, int, int]]) -> list[Start]:
+        starts = game.reset([task[:2] for task in numbered_tasks])
+        for i, (start, ledger) in enumerate(zip(starts, ledgers, strict=True)):
+            try:
+                player.last_observation(History(start.goal, start.observation))
+            except ValueError as error:
+                ledger.refusal, starts[i] = str(error), Start(start.state, "", _TOO_LONG)
+        if ledgers and all(ledger.refusal for ledger in ledgers):
+            raise ValueError(ledgers[0].refusal)
+        return starts
+
     # Tasks carry their number, by which an episode's ledger is found from its history.
-    numbered = dataclasses.replace(game, reset=lambda tasks: game.reset([task[:2] for task in tasks]))
+    numbered = dataclasses.replace(game, reset=reset)
     named = [(*task, i) for i, task in enumerate(tasks)]
     episodes = host_games.play(numbered, decide, named, rule=rule, pictured=pictured)
     return [_played(episode, ledger) for episode, ledger in zip(episodes, ledgers, strict=True)]

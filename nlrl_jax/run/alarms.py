@@ -18,6 +18,7 @@ _ENOUGH = 20  # iterations that `Watch` looks back on
 _ENDS = 5  # iterations at least that are an end of a run; a run of fewer than two ends is short
 _UNPAID = 10  # iterations without a reward of the game, after which that is said
 _IN_VAIN = 3  # iterations without anything to learn from, after which that is said
+MANY_BROKEN = 0.5  # share of episodes that broke off, above which an iteration teaches nothing
 _CERTAIN = 0.01  # nats per token: below it, a model tries nothing new
 _IGNORED = 0.01  # nats per reply: below it, a reply owes nothing to its prompt
 _FALLS = (  # a measure, the share of its first value below which it has fallen, what that means
@@ -95,8 +96,8 @@ class Watch:
             warnings["unpaid"] = _unpaid(_UNPAID)
         if is_full and (broke := self._mean("broke_off")) > 0.1:
             warnings["broken"] = (
-                f"{broke:.0%} of the episodes {lately} broke off: an engine was lost, or an observation did not fit "
-                "the model's context. They teach nothing"
+                f"{broke:.0%} of the episodes {lately} broke off, for the faults that are named above. They teach "
+                "nothing"
             )
         if is_full and abs(depends := self._mean("state_dependence")) < _IGNORED:
             warnings["blind"] = (
@@ -107,6 +108,17 @@ class Watch:
         new = {name: sentence for name, sentence in warnings.items() if name not in self._told}
         self._told |= new.keys()
         return list(new.values())
+
+    def reason_to_stop(self) -> str:
+        """Why it makes no sense to go on: most episodes of `_IN_VAIN` iterations in a row broke off; else ""."""
+        shares = [row.get("broke_off", 0.0) for row in self._rows][-_IN_VAIN:]
+        if len(shares) < _IN_VAIN or min(shares) <= MANY_BROKEN:
+            return ""
+        return (
+            f"{min(shares):.0%} or more of the episodes broke off in each of the last {_IN_VAIN} iterations; warnings "
+            "above name the faults. Mend the environment (or give the model a longer context), then continue with "
+            "--resume"
+        )
 
     def _mean(self, name: str) -> float:
         """Over the iterations that are looked at, nan where one lacks the metric."""

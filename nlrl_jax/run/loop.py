@@ -20,11 +20,11 @@ import numpy as np
 
 from nlrl_jax.config import check_seed
 from nlrl_jax.files import read_json, write_json
-from nlrl_jax.rollouts.text_games import MOST
 from nlrl_jax.run import alarms, processes, results
 from nlrl_jax.run.directory import check_done, part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
 from nlrl_jax.run.progress import Progress
+from nlrl_jax.types import MOST_REWARD
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 
@@ -114,6 +114,7 @@ def train(
     Raises:
       ValueError: a loss that is not finite; the last good state is saved where the update kept it. Or, before the first
         iteration: more iterations done than planned, no room for a checkpoint, or, on resume, missing lines of metrics.
+        Or most episodes of some iterations broke off (`alarms.Watch.reason_to_stop`); what is done is saved.
       SystemExit: a signal asked for the end, even in the last iteration; everything is saved.
     """
     start, iterations, seed = _done(state), plan.iterations, plan.seed
@@ -161,6 +162,9 @@ def train(
                 stopped = processes.any_of(bool(signals))
                 if done % plan.checkpoint_every == 0 or done == iterations or stopped:
                     checkpoints.save(done, state.learned(), origin)
+                if reason := watch.reason_to_stop():
+                    checkpoints.save(done, state.learned(), origin)
+                    raise ValueError(f"stopped after iteration {done} of {iterations}, which is saved: {reason}")
                 if stopped:
                     break
         arrived = [name for names in processes.every(signals) for name in names]
@@ -275,7 +279,9 @@ def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Che
 def _advice(plan: Schedule, bad_turn: int) -> str:
     """What to do where an update was not finite."""
     if bad_turn:
-        paid = f"{plan.game or 'The game'} paid a reward in turn {bad_turn} that is not finite, or beyond {MOST:g}"
+        paid = (
+            f"{plan.game or 'The game'} paid a reward in turn {bad_turn} that is not finite, or beyond {MOST_REWARD:g}"
+        )
         return f"{paid}: mend its step_env"
     lower = f" and a lower {plan.rate}" if plan.rate else ""
     return f"Continue with --resume{lower}; what is random is drawn anew"

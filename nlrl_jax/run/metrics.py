@@ -31,8 +31,12 @@ TIMINGS = "timings.jsonl"
 
 
 def words(name: str) -> str:
-    """A metric's name as a page and a picture call it: "eval/env_return" is "return of the game, evaluated"."""
+    """A metric's name as a page and a picture call it: "eval/env_return" is "return of the game, evaluated", and with
+    "/snake" behind it "return of the game, evaluated in snake"."""
     metric = name.removeprefix("eval/")
+    whole, _, kind = metric.partition("/")
+    if kind and whole in _WORDS:
+        return words(name.removesuffix(f"/{kind}")) + f" in {kind}"
     return _WORDS.get(metric, metric.replace("_", " ")) + ", evaluated" * (metric != name)
 
 

@@ -22,7 +22,7 @@ from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import processes
 from nlrl_jax.run.directory import holds_run, read_run
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.types import Sampling, TextGame
+from nlrl_jax.types import MOST_REWARD, Sampling, TextGame
 from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN, LoadedModel, load_model
 
@@ -169,15 +169,15 @@ def summarize(episodes: text_games.Episodes, game: TextGame, invalid_action_rewa
     "env_reward" is the paper's R: the game's return plus `invalid_action_reward` for each invalid action.
 
     Raises:
-      ValueError: a reward that is not finite, or beyond `text_games.MOST`.
+      ValueError: a reward that is not finite, or beyond `MOST_REWARD`.
     """
     turns = jax.tree.map(np.asarray, episodes.turns)
-    bad = np.argwhere(turns.active & ~(np.abs(turns.reward) <= text_games.MOST))
+    bad = np.argwhere(turns.active & ~(np.abs(turns.reward) <= MOST_REWARD))
     if len(bad):
         turn, episode = bad[0]
         raise ValueError(
             f"{game.name}: turn {turn + 1} of evaluation episode {episode + 1} paid the reward "
-            f"{turns.reward[turn, episode]}; it must be finite, and at most {text_games.MOST:g}"
+            f"{turns.reward[turn, episode]}; it must be finite, and at most {MOST_REWARD:g}"
         )
     returns, active = turns.reward.sum(axis=0), turns.active
 

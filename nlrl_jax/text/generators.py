@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import random
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -45,10 +47,14 @@ class Generators(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A state of a game, and the global generators as its episode has left them."""
+    """A state of a game, and the global generators as its episode has left them.
+
+    is_fresh: nothing has been drawn from them since the task seeded them.
+    """
 
     state: Any
     generators: Generators
+    is_fresh: bool = False
 
 
 @contextlib.contextmanager
@@ -81,16 +87,18 @@ def apart(game: HostGame) -> HostGame:
             with preserved():
                 seed = zlib.crc32(repr(task).encode())
                 random.seed(seed), np.random.seed(seed)
+                seeded = Generators.now()
                 (start,) = game.reset([task])
-                starts.append(start._replace(state=Drawn(start.state, Generators.now())))
+                after = Generators.now()
+                starts.append(start._replace(state=Drawn(start.state, after, after.equal(seeded))))
         return starts
 
     def step(states: Sequence[Drawn], actions: Sequence[str]) -> list[Outcome]:
         outcomes = []
-        for (state, generators), action in zip(states, actions, strict=True):
+        for drawn, action in zip(states, actions, strict=True):
             with preserved():
-                generators.restore()
-                (outcome,) = game.step([state], [action])
+                drawn.generators.restore()
+                (outcome,) = game.step([drawn.state], [action])
                 outcomes.append(outcome._replace(state=Drawn(outcome.state, Generators.now())))
         return outcomes
 
@@ -102,6 +110,28 @@ def of_states(game: HostGame, through: Callable[[Callable, Any], Any], *names: s
     functions = {name: getattr(game, name) for name in names or OF_STATES}
     bound = {name: functools.partial(through, function) for name, function in functions.items() if function}
     return dataclasses.replace(game, **bound)
+
+
+def content(state: Any) -> Any:
+    """What makes a state the one it is, to be compared by value.
+
+    A live environment is compared without what its episode is told of it. Global generators from which it has drawn
+    nothing count where its code could: where a module of its class mentions `random`.
+    """
+    drawn, state = (state, state.state) if isinstance(state, Drawn) else (None, state)
+    env = getattr(state, "env", state)
+    ignores_chance = drawn is None or drawn.is_fresh and not _mentions_random(type(env))
+    return env, None if ignores_chance else drawn.generators
+
+
+@functools.cache
+def _mentions_random(kind: type) -> bool:
+    """Whether the source of a class, or of one that it is made from, mentions `random`; True where it is not known."""
+    modules = {sys.modules.get(base.__module__) for base in kind.__mro__ if base is not object}
+    try:
+        return any("random" in inspect.getsource(module) for module in modules)
+    except (OSError, TypeError):
+        return True
 
 
 def _drawn(function: Callable, state: Drawn) -> Any:

@@ -175,6 +175,11 @@ class Outcome(NamedTuple):
     idle: bool = False
 
 
+class EpisodeFault(Exception):
+    """A fault of an environment that costs its episode and not the run; raised by `HostGame.closing_reward`."""
+
+
+MOST_REWARD = 1e18  # absolute value of a reward: float32 still holds the square of an episode's
 SEEDS_PER_RUN = 10_000  # task i of each kind has the seed SEEDS_PER_RUN * (seed of the run) + i
 MOST_RUN_SEED = 100_000  # of a run with tasks; those of larger seeds would meet examples (2^30), then pass 32 bits
 
@@ -215,7 +220,7 @@ class HostGame:
         Where there are some, an action is the JSON text of a call, {"name": ..., "arguments": {...}}; `reply_form` is
         for models whose chat template has no place for tools.
       closing_reward: state -> what an episode earns, beside its steps, that the game has not ended itself (its horizon
-        was reached, or it was given up); None: nothing.
+        was reached, or it was given up); None: nothing. An `EpisodeFault` that it raises breaks the episode off.
     """
 
     name: str

@@ -130,3 +130,15 @@ def test_a_run_that_cannot_learn_says_so_once_and_what_to_do():
     assert unpaid.startswith("the game paid no reward in the last 10 iterations") and told(9, env_return=0.0) == []
     assert told(60, env_return=-0.5) == []
     assert told(60, loss=1.0) == []  # other trainers
+
+
+@pytest.mark.parametrize("shares, stops", [
+    ((1.0, 0.6, 0.75), True), ((0.0, 1.0, 0.6, 0.6), True), ((1.0, 1.0), False), ((1.0, 1.0, 0.5), False),
+])  # fmt: skip
+def test_a_run_whose_episodes_break_off_has_a_reason_to_stop(shares, stops):
+    watch = alarms.Watch()
+    for share in shares:
+        watch({"broke_off": share, "success": 1.0})
+    assert bool(watch.reason_to_stop()) == stops
+    if stops:
+        assert watch.reason_to_stop().startswith("60% or more of the episodes broke off in each of the last 3")

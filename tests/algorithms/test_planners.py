@@ -103,6 +103,22 @@ def test_react_in_a_chat_reads_whole_replies_and_shows_them_again():
     assert lost.problems == {"policy/no action": 2} and set(lost.actions) <= {"up", "down"}
 
 
+def test_a_chat_without_its_oldest_turns_still_shows_the_task():
+    game = HostGame("corridor", "Walk.", ACTIONS, 9, ("",), reset=list, step=list)
+    history = dataclasses.replace(START[0], observation="The task: find the exit.")
+    for t in range(8):
+        history = history.then(Step("right", f"wall {t}", f"Action: right, {t}"))
+    whole = ChatDialogue.about(game, compact=True)
+    room = whole._size(history, "") - 1
+    trimmed = dataclasses.replace(whole, room=room).trim(history, 0)
+    again = dataclasses.replace(whole, room=room - 40).trim(trimmed.history, 0)
+    for shown, dropped in ((trimmed, trimmed.dropped), (again, trimmed.dropped + again.dropped)):
+        first, *rest = whole.chat(shown.history, "").messages
+        assert "The task: find the exit." in first["content"] and dropped > 0
+        assert first["content"].endswith(f"[{dropped} turns later; they are left out]\nwall {dropped - 1}")
+        assert rest[-1]["content"] == "wall 7" and len(rest) == 2 * (8 - dropped)
+
+
 def test_thoughts_are_steps_that_the_game_does_not_see():
     class Thinker(Corridor):
         def write(self, chat):

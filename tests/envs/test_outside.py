@@ -14,9 +14,9 @@ from transformers.utils import get_json_schema
 
 from nlrl_jax import envs
 from nlrl_jax.envs import outside, restorable
-from nlrl_jax.envs.outside import episodes
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.rollouts import host_games
+from nlrl_jax.run.host_games.tasks import distinct
 from nlrl_jax.types import Outcome
 
 
@@ -237,27 +237,27 @@ def test_planners_step_copies(name):
     assert game.reversible and len({outcome.observation for outcome in outcomes}) == 1
 
 
-def _fails(episode, action):
-    if action == "late":
-        raise OSError("gone")
-    text, reward = {"nan": ("", np.nan), "none": (None, None)}.get(action, ("fine", 0.5))
-    return Outcome(None, text, reward, valid=action != "hm")
+PLAIN = """
+class Fixed:
+    max_steps = 4
+    def reset(self, seed=None):
+        self.size = seed % 2 if type(self).follows else 0
+        return "Begin.", {}
+    def step(self, action):
+        return "fine", 0.5, False, False, {}
+    follows = False
+class Following(Fixed):
+    follows = True
+"""
 
 
-def test_a_fault_costs_its_episode():
-    def begin(kind, seed):
-        if seed == 5:
-            raise ConnectionError("no answer")
-        return episodes.Beginning(object(), "goal", None)
-
-    game = episodes.host_game("faults", begin, _fails, rules="", actions=(), max_steps=3)
-    starts = game.reset([("", seed) for seed in (3, 4, 5, 6, 7)])
-    outcomes = game.step([start.state for start in starts], ["late", "nan", "go", "none", "hm"])
-    assert [outcome.error for outcome in outcomes] == [
-        "OSError: gone", "the environment paid the reward nan", "no answer", "", "",
-    ]  # fmt: skip
-    assert [outcome.done for outcome in outcomes] == [True, True, True, False, False]
-    assert [outcome.observation for outcome in outcomes[3:]] == ["", "fine"]
+@pytest.mark.parametrize("name, number", [("plain:Fixed", 1), ("plain:Following", 2), ("my_classes:Dice", 6)])
+def test_tasks_that_differ_in_unused_generators_alone_are_one(name, number, tmp_path, monkeypatch):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    game = envs.make_host(name)
+    assert len(distinct(game, [("", seed) for seed in range(6)])) == number
+    sys.modules.pop("plain", None)
 
 
 LAKE = "[S]FFF\nFHFH\nFFFH\nHFFG"

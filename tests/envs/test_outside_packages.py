@@ -4,6 +4,7 @@ pip install 'nlrl_jax[gem,textarena,openenv]' openenv==0.10.0 && pip install --n
 python -m pytest tests/envs/test_outside_packages.py
 """
 
+import json
 import random
 import subprocess
 import sys
@@ -161,14 +162,56 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[3]), log_level="error")
 """
 
 
+TOOL_SERVER = """
+import random, sys
+import uvicorn
+from fastmcp import FastMCP
+from openenv.core.env_server import create_fastapi_app
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Observation, State
+
+class Safe(MCPEnvironment):
+    SUPPORTS_CONCURRENT_SESSIONS, state = True, State()
+
+    def __init__(self):
+        server = FastMCP("safe")
+
+        @server.tool
+        def turn(code: int) -> str:
+            "Turns the dial."
+            if code < 0:
+                raise RuntimeError("the dial does not turn that way")
+            self.is_open = code == self.code
+            return "open" if self.is_open else "higher" if code < self.code else "lower"
+
+        super().__init__(server)
+
+    def reset(self, seed=None, **options):
+        self.code, self.is_open = random.Random(seed).randint(1, 99), False
+        return Observation(metadata={"message": f"The safe of {seed}: a code from 1 to 99."})
+
+    def _step_impl(self, action, timeout_s=None, **options):
+        return Observation()
+
+    async def step_async(self, action, timeout_s=None, **options):
+        observation = await super().step_async(action, timeout_s=timeout_s, **options)
+        observation.done, observation.reward = self.is_open, float(self.is_open)
+        return observation
+
+app = create_fastapi_app(Safe, CallToolAction, CallToolObservation, max_concurrent_envs=int(sys.argv[2]))
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[3]), log_level="error")
+"""
+
+
 @pytest.fixture
 def openenv_server(tmp_path, unused_port):
     pytest.importorskip("openenv"), pytest.importorskip("fastmcp")
-    (tmp_path / "server.py").write_text(SERVER)
     processes = []
 
     def serve(kind, sessions):
         port = unused_port()
+        (tmp_path / "server.py").write_text(TOOL_SERVER if kind == "Safe" else SERVER)
         process = subprocess.Popen([sys.executable, str(tmp_path / "server.py"), kind, str(sessions), str(port)])
         processes.append(process)
         for _ in range(150):
@@ -219,3 +262,22 @@ def test_openenv_servers_that_do_not_suit(openenv_server, kind, sessions, says):
     name, _ = openenv_server(kind, sessions)
     with pytest.raises(ValueError, match=says):
         envs.make_host(name)
+
+
+def test_openenv_server_of_tools(openenv_server):
+    name, _ = openenv_server("Safe", 8)
+    game = envs.make_host(name)
+    assert [tool["function"]["name"] for tool in game.tools] == ["turn"]
+    assert game.tools[0]["function"]["parameters"]["properties"] == {"code": {"type": "integer"}}
+    (start,) = game.reset([("", 3)])
+    assert start.observation == "The safe of 3: a code from 1 to 99."
+    number = random.Random(3).randint(1, 99)
+    codes = (0, 100, -1, "x", number)
+    calls = [json.dumps({"name": "turn", "arguments": {"code": code}}) for code in codes]
+    outcomes = played(game, [json.dumps({"name": "push", "arguments": {}}), "I do not know.", *calls])
+    texts, rewards, ends, _, valid = zip(*outcomes)
+    assert texts[0] == "error: Unknown tool: 'push'" and texts[1].startswith("An action is ")
+    assert texts[2:4] == ("higher", "lower") and "the dial does not turn that way" in texts[4]
+    assert "should be a valid integer" in texts[5] and texts[6] == "open"
+    assert valid == (False, False, True, True, False, False, True)
+    assert rewards == (0, 0, 0, 0, 0, 0, 1) and ends == (False,) * 6 + (True,)

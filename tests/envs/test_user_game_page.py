@@ -94,3 +94,11 @@ def test_the_names_on_the_page_are_made():
     assert schemes == set(outside.SCHEMES)
     for scheme in outside.SCHEMES.values():
         assert all(f"`{command}`" in table for command in scheme.command.split(", then "))
+
+
+def test_a_fault_is_repeated_as_the_page_says(page, capsys):
+    page("notebook")
+    section = PAGE.split("\n## When an environment fails\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    exec(compile(code.replace("my_module:MyEnvironment", "notebook:Count").replace("down", "1"), "page", "exec"), {})
+    assert capsys.readouterr().out == "At 0. 0.0 \nAt 1. 0.0 \n"

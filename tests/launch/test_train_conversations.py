@@ -8,6 +8,7 @@ import pytest
 
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.run import results
+from nlrl_jax.run.host_games.prompts import FORM
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.run.ms_grpo.transcripts import beginnings_of
 from nlrl_jax.weights import peft
@@ -104,6 +105,26 @@ def test_a_run_from_before_there_were_chats_goes_on_in_lines(folder, capsys):
     assert [row["iteration"] for row in read_rows(folder / "old")] == [0, 1]
     assert json.loads(path.read_text())["turns"] == "lines"
     assert "resuming with a changed iterations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("turns", ["lines", "chat"])
+def test_a_model_plays_in_the_form_that_it_has_learned(turns, folder, tmp_path, capsys):
+    """As the run itself, with its adapter, and as an exported folder."""
+    train(folder, tmp_path / "run", f"--turns={turns}", "--iterations=1", "--prompt=compact")
+    adapter, form = tmp_path / "run" / "adapter", {"prompt": "compact", "examples": 1, "turns": turns}
+    run("export", f"--run_dir={tmp_path / 'run'}", f"--out={tmp_path / 'merged'}")
+    run("export", f"--model={folder / 'tiny'}", f"--adapter={adapter}", f"--out={tmp_path / 'again'}")
+    said = "which has learned in lines (" if turns == "lines" else "which has learned in messages of a chat ("
+    assert capsys.readouterr().out.count(said) == 2
+    for written in (adapter, tmp_path / "merged", tmp_path / "again"):
+        assert json.loads((written / FORM).read_text()) == form
+    after = results.read(tmp_path / "run")["after"]
+    for model in ((f"--model={folder / 'tiny'}", f"--adapter={adapter}"), (f"--model={tmp_path / 'merged'}",)):
+        limits = ("--max_tokens=12", "--episodes=3", "--max_turns=2", "--json")
+        run("evaluate", *model, "--game=rooms:host_game", *limits)
+        played = capsys.readouterr()
+        assert ("chat template: " in played.err) == (turns == "chat")
+        assert json.loads(played.out) == {"game": "rooms:host_game", **after}
 
 
 def test_a_run_in_which_no_action_is_read_says_so_at_once(folder, capsys):

@@ -149,6 +149,7 @@ def test_evaluate_plays_a_host_game_with_any_model(whole, folder, lines, capsys)
         "--json",
     )
     limits = ("--episodes=3", "--max_turns=2")
+    lines.calls.extend((0, 0))  # no episode is lost
     with mock.patch.object(user_host_game, "checked", lambda game, blamed: game):
         run("evaluate", *given, *limits, f"--adapter={whole / 'adapter'}")
     got = json.loads(capsys.readouterr().out)

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from nlrl_jax.lm.chat_probe import DROPPED, IN_LOOP, KEPT, NEVER, RAISES, SHOWN, probe, sentences
-from nlrl_jax.lm.chat_template import ChatRenderer, settable
+from nlrl_jax.lm.chat_probe import DROPPED, IN_LOOP, KEPT, NEVER, RAISES, SHOWN, probe, reading_notes, sentences
+from nlrl_jax.lm.chat_template import ChatRenderer, TemplateOptions, settable
+from nlrl_jax.lm.conversation_plan import plan_conversations
 from tests import small_chat_templates as templates
 
 PLAIN = {"appends": True, "system": "role", "two_users": SHOWN, "late_system": SHOWN, "date": "never", "switch": ""}
@@ -100,3 +101,13 @@ def test_rendering_equals_that_of_transformers(name):
                 [chat], tools=tools, chat_template=source, add_generation_prompt=prompt, bos_token="<s>"
             )
             assert ours == theirs
+
+
+@pytest.mark.parametrize("name, says", [
+    ("APPENDS", []),
+    ("TRIMS", ["the template trims users' texts: blanks round an observation are not read"]),
+    ("DATED", ["the template prints the date, in all of this run 2026-01-31"]),
+])  # fmt: skip
+def test_a_run_says_what_a_template_changes_of_its_texts(name, says):
+    renderer = ChatRenderer(getattr(templates, name), options=TemplateOptions(date="2026-01-31"))
+    assert reading_notes(plan_conversations(renderer).form) == says

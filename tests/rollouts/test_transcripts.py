@@ -316,3 +316,23 @@ def test_a_fault_of_the_game_names_the_step():
 
     with pytest.raises(ValueError, match=r"mine: no such cell \(step 2 of 1 episode\)"):
         play(player(["Up\n", "Up\n"]), dataclasses.replace(GAME, step=fails), TWO[1:], 0)
+
+
+def test_a_first_observation_that_is_too_long_costs_its_episode_alone():
+    long = dataclasses.replace(
+        GAME, reset=lambda tasks: [Start(0, "3", "x " * 50_000 if seed else "you are at 0") for _, seed in tasks]
+    )
+    fine, broken = play(player([" Up\n"] * 4), long, TWO[::-1], 0)
+    assert fine.episode.success and not fine.episode.error
+    assert "the model's context holds 1000" in broken.episode.error and len(broken.turns) == 1
+    assert broken.episode.reward == 0 and "too long to be read" in text_of(broken.turns[0].replies[0].prompt)
+    with pytest.raises(ValueError, match="the model's context holds 1000"):
+        play(player([]), long, TWO[:1], 0)
+
+
+def test_a_later_observation_that_is_too_long_breaks_its_episode_off():
+    def long_step(states, actions):
+        return [outcome._replace(observation="x " * 50_000) for outcome in step(states, actions)]
+
+    (broken,) = play(player([" Down\n"]), dataclasses.replace(GAME, step=long_step), [("", 0)], 0)
+    assert "the model's context holds 1000" in broken.episode.error and len(broken.turns) == 1

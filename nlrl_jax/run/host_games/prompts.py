@@ -7,6 +7,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from nlrl_jax.algorithms.imagine import POLICY
 from nlrl_jax.algorithms.planners.methods import Method
@@ -19,7 +20,9 @@ from nlrl_jax.roles.messages import ChatDialogue
 from nlrl_jax.types import HostGame, LanguageModel, Start
 from nlrl_jax.weights.load import BUILT_IN, load_config
 
-FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examples"} that it learned from
+# In the folder of a model or adapter that has learned transcripts: {"prompt", "examples"} that it learned from, and the
+# "turns" of its transcripts, "chat" or "lines" (also where nothing is said).
+FORM = "dialogue.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +57,7 @@ class PromptConfig:
 
     def form(self, model: str) -> tuple[str, int]:
         """("paper" or "compact", number of examples) of the prompts of a model by its name."""
-        path = pathlib.Path(os.path.expanduser(model)) / FORM
-        tuned = read_json(path) if path.is_file() else {}
+        tuned = learned_form(model)
         usual = tuned.get("prompt", "compact" if model in BUILT_IN else "paper")
         examples = tuned.get("examples", 1) if self.examples == "auto" else self.examples
         return (usual if self.prompt == "auto" else self.prompt), examples
@@ -91,10 +93,16 @@ def acts_apart(model: LanguageModel, policy: LanguageModel, dialogue: Dialogue) 
     return wrappers.by_role(model, {POLICY: wrappers.in_dialogue(policy, dialogue)})
 
 
+def learned_form(folder: str | os.PathLike) -> dict[str, Any]:
+    """The prompts and turns that a model or adapter has learned, see `FORM`; {} where its folder does not say."""
+    path = pathlib.Path(os.path.expanduser(folder)) / FORM
+    return {"turns": "lines", **read_json(path)} if folder and path.is_file() else {}
+
+
 def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **notes: str) -> None:
-    """Notes in a fine-tuned model's folder which prompts it has learned, and further `notes`."""
+    """Notes in a fine-tuned model's folder which prompts and turns it has learned, and further `notes`."""
     prompt, examples = config.form(model)
-    write_json(folder / FORM, {"prompt": prompt, "examples": examples, **notes})
+    write_json(folder / FORM, {"prompt": prompt, "examples": examples, "turns": config.turns, **notes})
 
 
 def check_room(

@@ -18,7 +18,7 @@ import jax
 from nlrl_jax import multihost
 from nlrl_jax.text import generators
 from nlrl_jax.text.host import divided
-from nlrl_jax.types import HostGame, Outcome, Start
+from nlrl_jax.types import EpisodeFault, HostGame, Outcome, Start
 
 Task = tuple[str, int]
 
@@ -63,8 +63,15 @@ def shared(game: HostGame) -> HostGame:
         ]
 
     def at_owner(function: Callable[[Any], Any], state: SharedState) -> Any:
-        value = function(state.state) if state.owner == me else None
-        return multihost.every(_plain(value))[state.owner]
+        value, fault = None, ""
+        try:
+            value = function(state.state) if state.owner == me else None
+        except EpisodeFault as error:
+            fault = str(error)
+        value, fault = multihost.every([_plain(value), fault])[state.owner]
+        if fault:  # in all processes alike
+            raise EpisodeFault(fault)
+        return value
 
     played = dataclasses.replace(game, reset=reset, step=step, optimal=None, expert=None, commands=None)
     return generators.of_states(played, at_owner, "board", "closing_reward")

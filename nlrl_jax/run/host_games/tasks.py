@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nlrl_jax.config import listed
+from nlrl_jax.text import generators
 from nlrl_jax.types import MOST_RUN_SEED, SEEDS_PER_RUN, HostGame, Start
 
 Task = tuple[str, int]
@@ -117,7 +118,7 @@ def _answers(game: HostGame, tasks: Sequence[Task]) -> list[Any]:
 
 def _content(task: Task, start: Start) -> Any:
     try:
-        return pickle.dumps(start.state)
+        return pickle.dumps(generators.content(start.state))
     except Exception:  # of whatever kind the state's own class raises
         return task
 

@@ -25,6 +25,7 @@ from nlrl_jax.files import write_json
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.rollouts.host_games import Episode, StepDecisions, play
 from nlrl_jax.run.host_games import threads
+from nlrl_jax.run.host_games.faults import FaultLog
 from nlrl_jax.run.host_games.journal import Journal
 from nlrl_jax.run.host_games.tasks import Task
 from nlrl_jax.types import HostGame, LanguageModel, as_model
@@ -82,6 +83,7 @@ def run_method(
         return _play_batch(setting, method, dialogue, batches[i], i, progress)
 
     episodes = sum(threads.in_threads(play_batch, len(batches), jobs, journal), [])
+    FaultLog(game.name)(episodes)
     rows = journal.rows
     totals = {field: dict(sum((Counter(row[field]) for row in rows), Counter())) for field in ("problems", "calls")}
     broken = Counter("game/broke off" for episode in episodes if episode.error)

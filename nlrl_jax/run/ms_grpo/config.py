@@ -56,7 +56,7 @@ class TurnsConfig:
         "auto",
         "transcripts: chat, whose replies are messages of any length in the model's own template, or lines, one line a "
         "reply in one open message; auto: chat, but lines with --examples, for models without a chat template, and for "
-        "those that have learned transcripts here (built-in ones, and what warm_start or finetune_lac wrote)",
+        "those that have learned in lines here (built-in ones, and what warm_start, finetune_lac or export wrote)",
         choices=("auto", "chat", "lines"),
         before="lines",
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import pathlib
 import sys
 from collections.abc import Callable
 
@@ -19,7 +17,7 @@ from nlrl_jax.rollouts.conversations import ChatPlayer
 from nlrl_jax.rollouts.lines import LinePlayer
 from nlrl_jax.rollouts.transcripts import TokenPlayer, Writer
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.host_games.prompts import FORM, PromptConfig, dialogue_of
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of, learned_form
 from nlrl_jax.run.ms_grpo.config import TurnsConfig
 from nlrl_jax.types import HostGame, Sampling
 from nlrl_jax.weights.load import BUILT_IN
@@ -32,6 +30,9 @@ IN_CHAT, IN_LINES = ("think_tokens",), ("examples",)  # options of one form alon
 def settled(config: TurnsConfig, model: str, tokenizer: Tokenizer) -> TurnsConfig:
     """The options with "chat" or "lines" in place of "auto"; see there.
 
+    Args:
+      model: its name, or the folder of an adapter that says what it has learned.
+
     Raises:
       ValueError: the model has no chat template; an option on the command line does nothing in this form.
     """
@@ -39,10 +40,10 @@ def settled(config: TurnsConfig, model: str, tokenizer: Tokenizer) -> TurnsConfi
     if form == "chat" and not has_template:
         raise ValueError(f"--turns chat needs a chat template, and {model} has none; leave --turns out")
     if form == "auto":
-        has_learned = model in BUILT_IN or (pathlib.Path(os.path.expanduser(model)) / FORM).is_file()
+        learned = learned_form(model).get("turns", "lines" if model in BUILT_IN else "")
         # Commands from before there were chats show episodes first, which only lines do.
         asks_for_lines = any(name in flags.FLAGS and flags.FLAGS[name].present for name in IN_LINES)
-        form = "lines" if has_learned or asks_for_lines or not has_template else "chat"
+        form = "lines" if asks_for_lines or not has_template else learned or "chat"
     leave_out(f"with --turns {form}", *(IN_CHAT if form == "lines" else IN_LINES))
     return dataclasses.replace(config, turns=form)
 

@@ -64,6 +64,9 @@ class Training:
         """A sentence where training or its evaluation ends episodes before their tasks can be solved."""
         return []
 
+    def note_form(self, folder: pathlib.Path) -> None:
+        """Notes in the adapter's folder which prompts it has learned, where its users have to know."""
+
     def untrained(self) -> dict[str, Any]:
         """What the untrained model plays with."""
         return {"params": self.state.params}
@@ -88,6 +91,11 @@ class Training:
                 flush=True,
             )
             before, text = self.judge(self.untrained(), num_shown)
+            if (broken := before.get("broke_off", 0.0)) > alarms.MANY_BROKEN:
+                raise ValueError(
+                    f"{broken:.0%} of the {self.config.eval_episodes} episodes of {self.name} before training broke "
+                    "off; warnings above name the faults. Mend the environment, or give a model with a longer context"
+                )
             seeds, texts = 1 if self.seeds is None else self.seeds, {"before": text}
             results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=seeds, transcripts=texts)
         start = results.read(run_dir)
@@ -123,6 +131,7 @@ class Training:
             if processes.first():
                 done = dataclasses.replace(self.config, iterations=int(state.iteration))
                 peft.save(run_dir / "adapter", self.network, lora, base_model=done.model)
+                self.note_form(run_dir / "adapter")
                 write_page(run_dir, done, self.name, self.legend, before, after, episodes, self.score)
 
         self.train(run_dir, resume, finish)
@@ -159,7 +168,11 @@ def write_page(
     curves += ["kl"] * (config.learning.beta > 0)
     curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
     health = learning_curve([run_dir], (*alarms.MEASURES, *REPLIES), run_dir / "replies.png")
-    warnings, used = alarms.warnings(run_dir), read_metrics(run_dir).get("row_use", ())
+    written = read_metrics(run_dir)
+    by_game = [name for name in after if name.startswith("env_return/") and name in written]  # or by kinds of tasks
+    if by_game:
+        games = learning_curve([run_dir], by_game, run_dir / "by_game.png", before=before)
+    warnings, used = alarms.warnings(run_dir), written.get("row_use", ())
     stages = {"before": before, "after": after}
     rows = [Measurement(stage, config.seed, *row) for stage, scores in stages.items() for row in scores.items()]
     Measurements(rows).write(run_dir)
@@ -173,6 +186,7 @@ def write_page(
             *([f"Before this run, {model} had learned from {SEEN[config.model]}."] if config.model in SEEN else ()),
             *(f"Warning: {sentence}" for sentence in warnings),
             Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
+            *([Picture(games, "The return in each game, or kind of task, in training.")] if by_game else []),
             *([f"Of the row steps that decoding computed, {np.mean(used):.0%} wrote a token."] if len(used) else []),
             Picture(health, "How the replies change: a measure that falls towards 0 is a warning."),
             EpisodePairs(episodes["before"], episodes["after"]),

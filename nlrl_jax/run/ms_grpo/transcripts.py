@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History, marked
 from nlrl_jax.rollouts.transcripts import PlayedTranscript, TokenPlayer, Tokens, play
 from nlrl_jax.run import players
+from nlrl_jax.run.host_games.faults import FaultLog
+from nlrl_jax.run.host_games.prompts import write_form
 from nlrl_jax.run.host_games.shares import shared
 from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
@@ -117,7 +120,7 @@ class TranscriptTraining(Training):
 
     def __init__(self, config: AgentConfig, form: TranscriptConfig, name: str, game: HostGame, evaluated: HostGame):
         learning = config.learning
-        self.config, self.name = config, name
+        self.config, self.name, self.faults = config, name, FaultLog(name)
         self.game, self.evaluated, self.legend = game, evaluated, game.legend
         # What begins a run is done by each process; the episodes of an iteration are divided.
         self.tasks = Tasks.of(game, evaluated, form.missions, config.eval_episodes, config.seed)
@@ -131,7 +134,7 @@ class TranscriptTraining(Training):
         self.form, self.room = form, self.network.max_positions
         session = Session(form.cache_mb)
         self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), kv_session=session)
-        prompts = dataclasses.replace(form.prompts, prompt=config.prompt)
+        self.prompts = prompts = dataclasses.replace(form.prompts, prompt=config.prompt, turns=form.turns.turns)
         self.make_player = player_maker(game, form.turns, prompts, config.model, loaded.tokenizer, self.room)
         self.check_room()
         self.readers = self._readers(network)
@@ -175,6 +178,10 @@ class TranscriptTraining(Training):
         for goal, observation in beginnings:
             player.prompt(History(goal, observation), ())
 
+    def note_form(self, folder: pathlib.Path) -> None:
+        """See `Training.note_form`."""
+        write_form(folder, self.prompts, self.config.model)
+
     def player(self, variables: Any, greedy: bool) -> TokenPlayer:
         """Who acts with these variables."""
         sampling = self.config.sampling
@@ -191,6 +198,7 @@ class TranscriptTraining(Training):
         repeated = [task for task in tasks for _ in range(G)]
         game, limit = limited(self.tasks.game, learning.max_turns), self.form.turns.episode_tokens
         played = play(player, game, repeated, seed, self.form.give_up, 0, limit)
+        self.faults(episode.episode for episode in played)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
         reader = next(reader for reader in self.readers if all(episode.begins(reader.begin) for episode in played))
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
@@ -212,6 +220,7 @@ class TranscriptTraining(Training):
         game = limited(shared(self.evaluated), self.config.eval_turns)
         tasks, limit = self.tasks.held_out.tasks, self.form.turns.episode_tokens
         played = play(player, game, tasks, 0, pictured=num_shown, episode_tokens=limit)
+        self.faults(episode.episode for episode in played)
         text = [
             as_record(episode, game, self.writer.tokenizer, self.form.turns.turns) for episode in played[:num_shown]
         ]
@@ -262,6 +271,7 @@ def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action
         "invalid_actions": float(np.mean([turn.invalid for turn in turns])),
         "format_penalty": float(np.mean([transcripts.format_penalty(turn) for turn in turns])),
         "actions_read": float(np.mean([not turn.unread for turn in turns])),
+        "broke_off": float(np.mean([bool(episode.error) for episode in episodes])),
         **success,
         **(by_kind if len(game.kinds) > 1 else {}),
     }

@@ -10,7 +10,7 @@ import numpy as np
 from nlrl_jax import multihost
 from nlrl_jax.rollouts.host_games import StepDecisions, play
 from nlrl_jax.run.host_games import shares
-from nlrl_jax.types import HostGame, Outcome, Start
+from nlrl_jax.types import EpisodeFault, HostGame, Outcome, Start
 
 
 def dice(begun):
@@ -29,7 +29,12 @@ def dice(begun):
             outcomes.append(Outcome((seed, t + 1), f"{roll.random()}", reward, done, done, np.bool_(t), error, True))
         return outcomes
 
-    return HostGame("dice", "", (), 5, ("",), reset, step, board=str, closing_reward=lambda state: np.int64(state[0]))
+    def closing_reward(state):
+        if state[0] == 5:
+            raise EpisodeFault("no reward")
+        return np.int64(state[0])
+
+    return HostGame("dice", "", (), 5, ("",), reset, step, board=str, closing_reward=closing_reward)
 
 
 def decide(histories, t):
@@ -61,5 +66,5 @@ def test_two_play_what_one_plays(monkeypatch):
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(play_share, range(2))
     assert first == second == alone
-    assert {episode.error for episode in alone} == {"", "lost"} and alone[0].boards
+    assert {episode.error for episode in alone} == {"", "lost", "no reward"} and alone[0].boards
     assert begun == (tasks[:12], tasks[12:])
