@@ -33,6 +33,8 @@ from nlrl_jax.run import app, limits
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.host_games.faults import FaultLog
+from nlrl_jax.run.host_games.opponents import HELP as OPPONENT_HELP
+from nlrl_jax.run.host_games.opponents import opponent_option
 from nlrl_jax.run.host_games.prompts import PromptConfig, learned_form
 from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
@@ -101,7 +103,7 @@ def player() -> GamePlayer:
     """
     options = flags.FLAGS
     templates = config_flags.parse(TemplateOptions)
-    config_flags.leave_out("in a game that is not played in transcripts", *IN_TURNS)
+    config_flags.leave_out("in a game that is not played in transcripts", *IN_TURNS, "opponent")
     if options.run_dir:
         reason = "with --run_dir, whose run has its own"
         config_flags.leave_out(reason, "model", "revision", "adapter", "prompt", "template", "date", "context")
@@ -131,7 +133,7 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     """
     options, limit = flags.FLAGS, Limits.of({})
     config_flags.leave_out("in a game that is played in transcripts, where a turn is one step", "max_steps", "maps")
-    game = envs.make_host(name)
+    game = envs.make_host(name, **opponent_option(options.opponent, name))
     limits.check_horizon(game, "max_turns")
     tasks = tasks_of(game, game.kinds, -(-limit.episodes // len(game.kinds)), limit.seed)[: limit.episodes]
     warning = check_reader(options.model, name, envs.READ_BY.get(name, ""), options["model"].present)
@@ -192,7 +194,8 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     limit, seed = Limits.of(run), options.seed if options["seed"].present else agent.seed
     number, tokens = limit.episodes, options.max_tokens or agent.sampling.max_tokens
     config = replace(agent, eval_episodes=number, eval_turns=limit.max_turns, seed=seed, max_tokens=tokens)
-    game, evaluated = envs.make_host_pair(run["game"], map_splits(run.get("maps", "")), data=form.data)
+    opponent = opponent_option(options.opponent or form.opponent, run["game"])
+    game, evaluated = envs.make_host_pair(run["game"], map_splits(run.get("maps", "")), data=form.data, **opponent)
     limits.check_horizon(game, "max_turns")
     is_own_seed = seed == agent.seed
     if is_own_seed and number > agent.eval_episodes:
@@ -271,6 +274,7 @@ def define_flags() -> None:
         f"in {', '.join(envs.IN_TRANSCRIPTS)} and your own host_game",
     )
     config_flags.define(TurnsConfig())
+    flags.DEFINE_string("opponent", "", OPPONENT_HELP)
     flags.DEFINE_enum(
         "maps",
         "",

@@ -154,6 +154,15 @@ CALLS = {
         "{{ k + '=' + v | tojson + (', ' if not loop.last else ')') }}{% endfor %}",
         "<|tool_call_start|>[", ", ", "]<|tool_call_end|>",
     ),
+    "gemma": _with_calls(
+        "{{ '<|tool_call>call:' + f.name + '{' }}{% for k, v in f.arguments | items %}"
+        "{{ k + ':' + ('<|Q|>' + v + '<|Q|>' if v is string else v | tojson) + (',' if not loop.last else '') }}"
+        "{% endfor %}{{ '}<tool_call|>' }}".replace("Q", '"')
+    ),
+    "apertus": _with_calls(
+        "{{ '{' + (f.name | tojson) + ': ' + (f.arguments | tojson) + '}' }}",
+        "<|tools_prefix|>[", ", ", "]<|tools_suffix|>",
+    ),
     "unknown": _with_calls(
         "{% for k, v in f.arguments | items %}{{ '<' + f.name + '.' + k + '=' + v | string + '>' }}{% endfor %}"
     ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import textarena
@@ -28,13 +29,15 @@ _HORIZON = 60  # steps where a game names no limit
 _KIND = textarena.ObservationType
 
 
-def host_game(name: str, max_steps: int = 0, players: int = 0, opponent: str = "random", **options) -> HostGame:
+def host_game(
+    name: str, max_steps: int = 0, players: int = 0, opponent: str | Callable[[str], str] = "random", **options
+) -> HostGame:
     """Makes one of TextArena's games.
 
     Args:
       players: 0: as few as the game takes. The first one learns.
-      opponent: who plays the others: "random" (a legal move among those that the game shows), or `my_module:function`,
-        text that the player has heard so far -> reply.
+      opponent: who plays the others: "random" (a legal move among those that the game shows), `my_module:function`,
+        text that the player has heard so far -> move, or such a function whose replies are free, as a model's.
       **options: of `textarena.make`.
 
     Raises:
@@ -45,7 +48,6 @@ def host_game(name: str, max_steps: int = 0, players: int = 0, opponent: str = "
         games = [game for game in ENV_REGISTRY if not game.endswith(("-train", "-raw"))]
         close = difflib.get_close_matches(name, games, n=3, cutoff=0.4)
         raise ValueError(f"TextArena has no game {name!r}; did you mean {' or '.join(close) or 'GuessTheNumber-v0'}?")
-    reply = None if opponent == "random" else outside.function_named(opponent, "opponent")
     players = players or _least_players(name, options)
 
     def new_episode(kind: str, seed: int) -> Beginning:
@@ -73,6 +75,9 @@ def host_game(name: str, max_steps: int = 0, players: int = 0, opponent: str = "
     wrappers = ENV_REGISTRY[name].default_wrappers or ()
     form = "brackets" if ActionFormattingWrapper in wrappers else "whole"
     reader = reply_forms.FORMS[form].action_in
+    if form == "brackets":
+        reader = reply_forms.with_marks(reader, "[{}]")
+    reply = None if opponent == "random" else _opponent(opponent, reader)
     limit = new_episode("", 0).env.env.state.max_turns
     # An invalid move is no turn, and each turn forgives one.
     horizon = 2 * limit + 2 if limit else _HORIZON
@@ -84,9 +89,23 @@ def host_game(name: str, max_steps: int = 0, players: int = 0, opponent: str = "
         actions=(),
         max_steps=max_steps or horizon,
         score="reward",
-        read_action=reply_forms.with_marks(reader, "[{}]") if form == "brackets" else reader,
+        read_action=reader,
         reply_form=reply_forms.FORMS[form].example,
     )
+
+
+def _opponent(opponent: str | Callable[[str], str], reader: Callable[[str], str | None]) -> Callable[[str], str]:
+    """The function that plays the others. Raises ValueError: there is none of this name."""
+    if not callable(opponent):
+        if ":" not in str(opponent):
+            raise ValueError(f"opponent={opponent}: write my_module:function, or --opponent {opponent} for a model")
+        return outside.function_named(opponent, "opponent")
+
+    def reply(heard: str) -> str:
+        text = opponent(heard)
+        return reader(text) or text
+
+    return reply
 
 
 def _made(name: str, options: dict[str, Any]) -> Any:

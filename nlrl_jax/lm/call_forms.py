@@ -8,6 +8,8 @@ NAMED      [TOOL_CALLS]look[ARGS]{"at": "door"}                                 
            <function=look>{"at": "door"}</function>                                     functionary
 TAGGED     <function=look>\\n<parameter=at>\\ndoor\\n</parameter>\\n</function>             Qwen3-Coder, Qwen3.5
            <tool_call>look\\n<arg_key>at</arg_key>\\n<arg_value>door</arg_value>          GLM
+BARE       <|tool_call>call:look{at:<|"|>door<|"|>,times:2}<tool_call|>                   Gemma 4
+KEYED      <|tools_prefix|>[{"look": {"at": "door"}}]<|tools_suffix|>                   Apertus
 PYTHON     <|tool_call_start|>[look(at='door')]<|tool_call_end|>                         LFM2.5
 """
 
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 
 PYTHON_TAG = "<|python_tag|>"
 _ANOTHER = re.compile(r"\s*[;,]?\s*(?={)")
+_BARE_KEY = re.compile(r"([{,]\s*)([\w.-]+)\s*:")
 _DECODER = json.JSONDecoder()
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models write either, whatever the template does
 
@@ -106,6 +109,46 @@ class NamedCalls(CallForm):
             raise CallError("a call must be the name of a tool and a JSON object of its arguments")
         decoded, end = _decode(text, brace)
         return [ToolCall(name, _object(decoded))], end
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyedCalls(JsonCalls):
+    """A call is a JSON object whose key is the name and whose value the arguments, or a list of such."""
+
+    def _call(self, entry: Any) -> ToolCall:
+        if not isinstance(entry, dict) or len(entry) != 1:
+            raise CallError("a call must be a JSON object with one key, the name of a tool")
+        ((name, arguments),) = entry.items()
+        return ToolCall(name, _object(arguments))
+
+
+@dataclasses.dataclass(frozen=True)
+class BareCalls(NamedCalls):
+    """A call is a name and an object as in JSON, but keys have no quotes, and texts stand in marks.
+
+    quote: the mark before and after a text.
+    """
+
+    quote: str
+
+    def parse(self, text: str, start: int) -> tuple[list[ToolCall], int]:
+        # What stands between every other two marks is a text; outside texts are the keys, and where the call ends.
+        pieces = text[start:].split(self.quote)
+        for i, piece in enumerate(pieces):
+            pieces[i] = json.dumps(piece) if i % 2 else _BARE_KEY.sub(r'\1"\2":', piece)
+        calls, end = super().parse("".join(pieces), 0)
+        return calls, self._end(text, start) if end else start
+
+    def _end(self, text: str, start: int) -> int:
+        """Where the object that begins first closes, braces within texts aside."""
+        depth, position = 0, start
+        for i, piece in enumerate(text[start:].split(self.quote)):
+            for offset, letter in enumerate(piece if i % 2 == 0 else ""):
+                depth += (letter == "{") - (letter == "}")
+                if letter == "}" and depth == 0:
+                    return position + offset + 1
+            position += len(piece) + len(self.quote)
+        return len(text)
 
 
 @dataclasses.dataclass(frozen=True)

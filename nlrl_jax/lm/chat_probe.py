@@ -324,7 +324,8 @@ def sentences(facts: TemplateFacts) -> dict[str, str]:
     }  # fmt: skip
     forms = {
         "": "not written", "unknown": "written in a form that is not known here", "json": "JSON",
-        "named": "a name and JSON", "tagged": "in tags", "python": "in Python",
+        "named": "a name and JSON", "tagged": "in tags", "python": "in Python", "keyed": "JSON by name",
+        "bare": "a name and bare keys",
     }  # fmt: skip
     call_words = forms[facts.calls] + (f" after {facts.call_opener}" if facts.call_opener else "")
     several = {SHOWN: "several in a reply", DROPPED: "one in a reply", RAISES: "one in a reply, more are refused"}

@@ -23,7 +23,15 @@ from nlrl_jax.lm.call_forms import CallForm
 from nlrl_jax.lm.chat_probe import reading_notes
 from nlrl_jax.lm.chat_template import ChatRenderer
 from nlrl_jax.lm.conversation_plan import FRESH, WAYS, ConversationPlan, plan_conversations
-from nlrl_jax.lm.thoughts import opened_thought, thought_end, written_thought_end
+from nlrl_jax.lm.thoughts import (
+    ANALYSIS,
+    ANALYSIS_END,
+    FINAL,
+    opened_thought,
+    thought_end,
+    without_channels,
+    written_thought_end,
+)  # fmt: skip
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.tool_calls import HERMES, ReadCalls, call_form, read_calls
 
@@ -119,6 +127,17 @@ class ConversationForm:
         tokens = [token for token in answer if token not in self.tokenizer.eos_ids]
         return read_calls(self.calls, self.tokenizer.decode(tokens, skip_special_tokens=False), self.tools)
 
+    def answer_text(self, answer: Sequence[int]) -> str:
+        """The text of a reply without its thought. answer: its tokens behind that."""
+        if not self._has_channels:
+            return self.tokenizer.decode(answer)
+        tokens = [token for token in answer if token not in self.tokenizer.eos_ids]
+        return without_channels(self.tokenizer.decode(tokens, skip_special_tokens=False))
+
+    @functools.cached_property
+    def _has_channels(self) -> bool:
+        return ANALYSIS.partition("analysis")[0] in self.tokenizer.renderer.source
+
     def _with_tools(self, system: str) -> str:
         if not self.describes_tools:
             return system
@@ -162,6 +181,8 @@ class ConversationForm:
     def thought_close(self) -> tuple[int, ...]:
         """The tokens that end a thought by force: its closing mark, with the blanks that the template writes round
         it."""
+        if self._has_channels:
+            return tuple(self.tokenizer.encode(ANALYSIS_END + FINAL, continues=True))
         end = thought_end(self.opened) or "</think>"
         reply = self.plan.form.thought(self.opened).sampled
         closing_text = reply[reply.index(turns.THOUGHT) + len(turns.THOUGHT) :].removesuffix(turns.ANSWERS[0])

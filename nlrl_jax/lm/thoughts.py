@@ -9,6 +9,10 @@ from typing import Any
 _OPEN = re.compile(r"(?:<((?:\w+:)?think(?:ing)?(?::\w+)?)>|\[(THINK)\])(\s*)\Z|<\|open\|>think<\|sep\|>\Z")
 _CLOSED = re.compile(r"(?:</(?:\w+:)?think(?:ing)?(?::\w+)?>|\[/THINK\]|<\|close\|>think<\|sep\|>)\s*\Z")
 _BEGINS = re.compile(r"\s*(?:<(?:\w+:)?think(?:ing)?(?::\w+)?>|\[THINK\]|<\|open\|>think<\|sep\|>)")
+# Replies of gpt-oss: <|channel|>analysis<|message|>THOUGHT<|end|><|start|>assistant<|channel|>final<|message|>ANSWER
+ANALYSIS, ANALYSIS_END = "<|channel|>analysis<|message|>", "<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+_MESSAGE = "<|message|>"  # what a channel says stands behind it
 _TAIL = 80  # characters of a prompt that are looked at
 NO_THOUGHTS = ("enable_thinking", "thinking")  # variables whose False makes templates leave thoughts out
 
@@ -29,8 +33,15 @@ def opened_thought(prompt: str) -> str:
 
 def written_thought_end(reply: str) -> str:
     """The mark that ends the thought which a reply itself begins with; "" where it begins with none."""
+    if reply.lstrip().startswith(ANALYSIS):
+        return ANALYSIS_END
     match = _BEGINS.match(reply)
     return thought_end(match[0]) if match else ""
+
+
+def without_channels(text: str) -> str:
+    """What the last channel of a reply says, its special tokens written out."""
+    return text.rpartition(_MESSAGE)[2].removesuffix(ANALYSIS_END)
 
 
 def closes_thought(prompt: str) -> bool:

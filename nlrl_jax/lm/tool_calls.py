@@ -15,7 +15,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nlrl_jax.lm import turns
-from nlrl_jax.lm.call_forms import CallError, CallForm, JsonCalls, NamedCalls, PythonCalls, TaggedCalls, ToolCall
+from nlrl_jax.lm.call_forms import (
+    BareCalls,
+    CallError,
+    CallForm,
+    JsonCalls,
+    KeyedCalls,
+    NamedCalls,
+    PythonCalls,
+    TaggedCalls,
+    ToolCall,
+)
 from nlrl_jax.lm.chat_template import ChatRenderer
 
 # The call that a template is asked to write.
@@ -53,7 +63,7 @@ def call_form(render: ChatRenderer) -> CallForm | None:
             common = common[: common.rindex("<")]
         text = text[len(common) :].rpartition("</think>")[2]
         # A form counts only if it reads back what the template has just written.
-        for form in (_json_form(text), _tagged_form(text), _python_form(text)):
+        for form in (_json_form(text), _bare_form(text), _tagged_form(text), _python_form(text)):
             if form is not None and read_calls(form, text).calls == (inert,):
                 return form
     return None
@@ -154,6 +164,8 @@ def _json_form(text: str) -> CallForm | None:
             return None if '"' in opener else NamedCalls(opener)
         if not isinstance(entry, dict):
             continue
+        if entry == {NAME: ARGUMENTS}:
+            return KeyedCalls(_mark(before))
         keys_of_name = [key for key in entry if entry[key] == NAME]
         keys_of_arguments = [key for key in entry if entry[key] in (ARGUMENTS, json.dumps(ARGUMENTS))]
         if keys_of_name and keys_of_arguments:
@@ -190,6 +202,12 @@ def _tagged_form(text: str) -> CallForm | None:
         value_close=value_close,
         call_close=next((closer for closer in closers if closer not in value_close), ">"),
     )
+
+
+def _bare_form(text: str) -> CallForm | None:
+    key, value = next(iter(ARGUMENTS.items()))
+    match = re.search(rf"{NAME}{{{key}:(\W+?){value}\1", text)
+    return BareCalls(_mark(text[: match.start()]), match[1]) if match else None
 
 
 def _python_form(text: str) -> CallForm | None:

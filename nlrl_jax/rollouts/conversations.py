@@ -142,7 +142,7 @@ class ChatPlayer(TokenPlayer):
 
     def _read(self, game: HostGame, answer: Tokens) -> tuple[str, bool, str, tuple[str, ...]]:
         """Reads an answer: the action, and of a `Move` the fields unread, problem and tools."""
-        text = self.model.tokenizer.decode(answer)
+        text = self.form.answer_text(answer)
         if not game.tools:
             action, problem = read_reply(text, game)
             return action, bool(problem), problem, ()

@@ -187,6 +187,38 @@ def test_marks_of_thoughts_may_be_control_tokens():
     assert backend.token_to_id("</think>") not in form.between("Is it </think>?", ended=True)
 
 
+@pytest.mark.parametrize("template, sampled, own", [
+    ("DROPS_AT_USER", "<think>\nPlan.\n</think>\n\n5", 2), ("KEEPS_THOUGHTS", "<think>\nPlan.\n</think>\n\n5", 2),
+    ("OPENS_AND_DROPS", "Plan.\n</think>\n\n5", 3),
+])  # fmt: skip
+def test_a_fresh_row_has_the_control_tokens_of_thoughts_and_letters_in_observations(template, sampled, own):
+    tokenizer = tokenizer_with(getattr(templates, template))
+    backend = type(tokenizer.backend).from_str(tokenizer.backend.to_str())
+    backend.add_special_tokens(["<think>", "</think>"])
+    form = ConversationForm.of(dataclasses.replace(tokenizer, backend=backend), way=FRESH)
+    chat = [turns.user(QUESTION), turns.assistant(sampled), turns.tool_reply("Is it </think>?", "look", 0)]
+    tokens = form.rendered(chat)
+    text = form.tokenizer.decode(tokens, skip_special_tokens=False)
+    assert "assistant\n<think>\nPlan.\n</think>\n\n5<|im_end|>" in text and "Is it </think>?" in text
+    marks = {backend.token_to_id(mark) for mark in ("<think>", "</think>")}
+    assert sum(token in marks for token in tokens) == own
+
+
+def test_channels_of_a_reply_are_a_thought_and_an_answer():
+    source = templates.APPENDS + "{# <|channel|> #}"
+    form = form_of(source)
+    thought = "<|channel|>analysis<|message|>Half of it.<|end|>"
+    reply = tuple(form.tokenizer.encode(f"{thought}<|start|>assistant<|channel|>final<|message|>Action: 5<|im_end|>"))
+    length = form.thought_length(reply)
+    assert form.tokenizer.decode(reply[:length]).strip("<") == thought.strip("<")
+    assert (
+        form.answer_text(reply[length:])
+        == "Action: 5"
+        == form_of(templates.APPENDS).answer_text(form.tokenizer.encode("Action: 5"))
+    )
+    assert form.tokenizer.decode(form.thought_close) == "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
 def test_a_fresh_row_is_what_the_template_writes():
     form = form_of(templates.ALWAYS_CUTS, way=FRESH)
     chat = [

@@ -6,7 +6,16 @@ import json
 import pytest
 
 from nlrl_jax.lm import turns
-from nlrl_jax.lm.call_forms import CallError, JsonCalls, NamedCalls, PythonCalls, TaggedCalls, ToolCall
+from nlrl_jax.lm.call_forms import (
+    BareCalls,
+    CallError,
+    JsonCalls,
+    KeyedCalls,
+    NamedCalls,
+    PythonCalls,
+    TaggedCalls,
+    ToolCall,
+)  # fmt: skip
 from nlrl_jax.lm.chat_template import ChatRenderer
 from nlrl_jax.lm.conversation import ConversationForm, ToolResult
 from nlrl_jax.lm.tool_calls import HERMES, call_form, fitted, read_calls
@@ -49,6 +58,8 @@ FORMS = {
         '<invoke name="', "<calls>", '">', '<parameter name="', '" string="true">', "</parameter>", "</invoke>"
     ),
     "lfm": PythonCalls("<|tool_call_start|>", "<|tool_call_end|>"),
+    "gemma": BareCalls("<|tool_call>call:", '<|"|>'),
+    "apertus": KeyedCalls("<|tools_prefix|>"),
 }  # fmt: skip
 
 
@@ -103,6 +114,9 @@ def test_a_reply_without_a_call_is_its_text(name):
             "qwen_xml", "<function=look><parameter=at>a</parameter><parameter=steps>few</parameter></function>",
             "'steps' of look must be of type integer",
         ),
+        ("gemma", "<|tool_call>call:look{at:door}<tool_call|>", "no valid JSON"),
+        ("gemma", "<|tool_call>call:look{steps:2}<tool_call|>", "look needs the argument 'at'"),
+        ("apertus", '<|tools_prefix|>[{"look": {"at": "a"}, "more": {}}]', "with one key, the name of a tool"),
         ("lfm", "<|tool_call_start|>[look(at=']<|tool_call_end|>", "no valid Python"),
     ],
 )  # fmt: skip
