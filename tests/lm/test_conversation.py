@@ -205,18 +205,21 @@ def test_a_fresh_row_has_the_control_tokens_of_thoughts_and_letters_in_observati
 
 
 def test_channels_of_a_reply_are_a_thought_and_an_answer():
-    source = templates.APPENDS + "{# <|channel|> #}"
-    form = form_of(source)
+    tokenizer = tokenizer_with(templates.APPENDS + "{# <|channel|> #}")
+    backend = type(tokenizer.backend).from_str(tokenizer.backend.to_str())
+    backend.add_special_tokens(["<|start|>", "<|channel|>", "<|message|>", "<|end|>"])
+    form = ConversationForm.of(dataclasses.replace(tokenizer, backend=backend))
     thought = "<|channel|>analysis<|message|>Half of it.<|end|>"
     reply = tuple(form.tokenizer.encode(f"{thought}<|start|>assistant<|channel|>final<|message|>Action: 5<|im_end|>"))
     length = form.thought_length(reply)
-    assert form.tokenizer.decode(reply[:length]).strip("<") == thought.strip("<")
+    assert form.tokenizer.decode(reply[:length], skip_special_tokens=False) == thought
     assert (
         form.answer_text(reply[length:])
         == "Action: 5"
         == form_of(templates.APPENDS).answer_text(form.tokenizer.encode("Action: 5"))
     )
-    assert form.tokenizer.decode(form.thought_close) == "<|end|><|start|>assistant<|channel|>final<|message|>"
+    closed = form.tokenizer.decode(form.thought_close, skip_special_tokens=False)
+    assert closed == "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
 def test_a_fresh_row_is_what_the_template_writes():

@@ -200,7 +200,8 @@ class TranscriptTraining(Training):
         played = play(player, game, repeated, seed, self.form.give_up, 0, limit)
         self.faults(episode.episode for episode in played)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
-        reader = next(reader for reader in self.readers if all(episode.begins(reader.begin) for episode in played))
+        whole = [episode for episode in played if not episode.episode.error]
+        reader = next(reader for reader in self.readers if all(episode.begins(reader.begin) for episode in whole))
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         lesson.metrics["row_use"] = player.model.kv_session.counts.row_use
         if not self.game.has_success:
