@@ -2,12 +2,14 @@
 processes that stay small."""
 
 import ctypes
+import functools
 import gc
 import os
 import pathlib
 
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 # Half the time where compilation is most of it: LLVM does not optimise, fusions are emitted the older, shorter way, and
 # a program is one module for LLVM, not up to 32 side by side. Processes that a test starts inherit it.
@@ -23,6 +25,9 @@ jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(__file__).parent
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # two processes compile the same small programs
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
+# A context of MLIR for each program takes longer to set up than a small program to lower.
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+
 gc.set_threshold(50_000, 20, 50)  # tracing makes many objects that live; an eighth less time
 
 MOST_MEMORY = 2e9  # bytes that a process may hold between two files
@@ -34,7 +39,11 @@ def compiled_programs_do_not_pile_up():
     yield
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1]) if os.path.exists("/proc/self/statm") else 0
     if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        from tests import programs
+
+        programs.forget()
         jax.clear_caches()
+        mlir.make_ir_context.cache_clear()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -37,7 +37,8 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=FAMILIES)
+# gemma3 has all that gemma has.
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "gemma")) for name in FAMILIES])
 def family(request):
     return FAMILIES[request.param]
 

@@ -18,7 +18,7 @@ from nlrl_jax.types import Sampling
 from tests.lm.noise import noisy_params
 
 CONFIG = ModelConfig(
-    40, 16, 24, 4, 4, 2, 6, 128, layer_types=(LINEAR, LINEAR, FULL, LINEAR), norm_offset=True, qk_norm=True,
+    40, 16, 24, 4, 4, 2, 6, 128, layer_types=(LINEAR, FULL) * 2, norm_offset=True, qk_norm=True,
     gated_attention=True, partial_rotary_factor=0.34, delta_net=DeltaNetSizes(2, 4, 3, 5, 4), norm_eps=1e-2,
 )  # fmt: skip
 MODEL = Transformer(CONFIG)
@@ -152,7 +152,7 @@ def test_a_prefix_has_a_snapshot_that_stays(network, greedy, alone, monkeypatch)
     monkeypatch.setattr(acting, "is_large", lambda config: True)
     monkeypatch.setattr(acting, "LARGE", 0)
     network = network._replace(acting=acting.views(MODEL, network.variables), rows=3)
-    session = Session(6.5 * 2 * state_bytes(CONFIG) / 1e6)
+    session = Session(13.5 * 2 * state_bytes(CONFIG) / 1e6)
     prefix = random_text(99, 35)
     for step in range(3):
         prompts = [prefix + random_text(10 * step + i, 3 + i) for i in range(7)]
@@ -231,7 +231,7 @@ def test_states_of_forgotten_tokens_are_dropped():
 
 
 def test_room_is_shared_between_tokens_and_states(network):
-    assert state_bytes(CONFIG) == 3 * 4 * (3 * 32 + 4 * 3 * 5)
+    assert state_bytes(CONFIG) == 2 * 4 * (3 * 32 + 4 * 3 * 5)
     session = Session(1)
     with session.open(CONFIG, network.weights, [(1, 2)], 1) as cache:
         assert cache.capacity == int(5e5 / token_bytes(CONFIG))

@@ -62,10 +62,12 @@ def play_of(game):
 def plain(name):
     """(the function, its arguments on the host, what it gives without a mesh)."""
     game = GAMES[name]()
-    keys = jax.random.split(jax.random.key(0), (3, BATCH))
-    _, given = jax.jit(jax.vmap(game.env.reset_env, (0, None)))(keys[2], game.params)
+    play, keys = play_of(game), jax.random.split(jax.random.key(0), (3, BATCH))
+    shapes = jax.eval_shape(jax.vmap(game.env.reset_env, (0, None)), keys[2], game.params)[1]
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    given = play(keys[2], nothing, keys[1], np.ones(BATCH, bool))[1]  # the program that plays also makes new states
     arguments = (keys[0], jax.device_get(given), keys[1], np.arange(BATCH) % 2 == 0)
-    return play_of(game), arguments, play_of(game)(*arguments)
+    return play, arguments, play(*arguments)
 
 
 @pytest.mark.parametrize("way", [pytest.param("Auto", marks=pytest.mark.slow), "Explicit", "shard_map"])

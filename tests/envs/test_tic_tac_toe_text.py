@@ -67,8 +67,15 @@ def test_every_position_is_read_back_as_it_was_drawn():
         np.testing.assert_array_equal(rules.parse(text, rules.PLAYERS[fields["player"][i]]), boards[i])
 
 
-@pytest.mark.parametrize("prompt", ["paper", "compact"])
-@pytest.mark.parametrize("make", [small_tokenizer, lambda: load_tokenizer("nano")], ids=["small", "nano"])
+@pytest.mark.parametrize(
+    "make, prompt",
+    [
+        pytest.param(small_tokenizer, "paper", id="small-paper"),
+        pytest.param(small_tokenizer, "compact", id="small-compact", marks=pytest.mark.slow),
+        pytest.param(lambda: load_tokenizer("nano"), "paper", id="nano-paper", marks=pytest.mark.slow),
+        pytest.param(lambda: load_tokenizer("nano"), "compact", id="nano-compact"),
+    ],
+)
 def test_the_device_text_equals_the_host_text_on_every_position(make, prompt):
     game, tokenizer = envs.make("tic_tac_toe", prompt=prompt), make()
     template = chat_prompt(game, tokenizer.render_chat, prompt, 20)

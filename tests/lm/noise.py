@@ -1,15 +1,16 @@
 """Small decoders with weights large enough that every part of a model moves its output."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 
 
 def noisy(tree, scale, seed=1):
-    """The tree plus normal noise, in its own dtypes."""
+    """The tree plus normal noise, in its own dtypes; added on the host, where no shape needs a program."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: x + scale * rng.normal(size=x.shape).astype(x.dtype), tree)
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x) + scale * rng.normal(size=x.shape).astype(x.dtype)), tree)
 
 
 def noisy_params(config, scale, seed=2):

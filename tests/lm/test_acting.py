@@ -25,6 +25,8 @@ KEY = jax.random.key(3)
 SAMPLING = Sampling(max_tokens=6, temperature=1.0)
 LENGTHS = jnp.array([5, 1, 4])
 run = jax.jit(generate, static_argnums=(0, 5, 6))
+prefix_of = jax.jit(compute_prefix, static_argnums=0)
+PREFIX = jnp.array([7, 3, 9])
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def prefix(variables):
-    return compute_prefix(MODEL, variables, [7, 3, 9])
+    return prefix_of(MODEL, variables, PREFIX)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def test_layers_on_their_own_say_the_same(variables, prompts, said, merge, join)
     alone = by_layer(CONFIG, variables, merge, join)
     assert ("qkv" in alone["params"]["blocks"][0]["attention"]) == join
     assert ("lora" in alone) != merge and len(alone["params"]["blocks"]) == 3
-    found = run(MODEL, alone, prompts, LENGTHS, KEY, SAMPLING, (99,), compute_prefix(MODEL, alone, [7, 3, 9]))
+    found = run(MODEL, alone, prompts, LENGTHS, KEY, SAMPLING, (99,), prefix_of(MODEL, alone, PREFIX))
     np.testing.assert_array_equal(found.tokens, said.tokens)
     np.testing.assert_allclose(found.log_probs, said.log_probs, atol=1e-4)
 

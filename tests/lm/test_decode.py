@@ -27,6 +27,9 @@ run = jax.jit(generate, static_argnums=(0, 5, 6))
 read = jax.jit(prefill, static_argnums=0)
 admit = jax.jit(kv_rows.admit)
 decode = jax.jit(steps.decode, static_argnums=(0, 5))
+read_more = jax.jit(kv_rows.read, static_argnums=0)
+score_of = jax.jit(score, static_argnums=0)
+next_log_probs = jax.jit(kv_rows.next_log_probs, static_argnums=0)
 
 
 @pytest.fixture(scope="module")
@@ -157,14 +160,14 @@ def test_texts_that_are_read_in_chunks_and_kept_in_a_pool_are_those_of_one_pass(
     slots[0, :2], slots[1, 1:3] = (2, 3), (5, 6)
     rows, hidden = kv_rows.load(pool, slots), []
     for at, size in ((2, 3), (5, 2)):
-        states, rows = kv_rows.read(MODEL, variables, rows, tokens[:, at : at + size], np.int32(at), start)
+        states, rows = read_more(MODEL, variables, rows, tokens[:, at : at + size], np.int32(at), start)
         hidden.append(states)
     for row, text in enumerate(texts):
         np.testing.assert_allclose(rows.k[:, :, row, start[row] :], whole.k[:, :, text, start[row] :], atol=1e-4)
         np.testing.assert_allclose(rows.v[:, :, row, start[row] :], whole.v[:, :, text, start[row] :], atol=1e-4)
     targets = np.array([5, 6, 7])
-    got = kv_rows.next_log_probs(MODEL, variables, hidden[1], np.array([3, 1]), np.array([0, 1, 0]), targets)
+    got = next_log_probs(MODEL, variables, hidden[1], np.array([3, 1]), np.array([0, 1, 0]), targets)
     # Token 3 of the last chunk is text 4's last one, token 1 text 0's.
     replies = jnp.array([[5], [6], [7]])
-    want = score(MODEL, variables, prompts[np.array([4, 0, 4])], LENGTHS[[4, 0, 4]], replies)
+    want = score_of(MODEL, variables, prompts[np.array([4, 0, 4])], LENGTHS[[4, 0, 4]], replies)
     np.testing.assert_allclose(got, want[:, 0], atol=1e-4)

@@ -28,6 +28,7 @@ LENGTHS = jnp.array([7, 1, 4, 3])
 
 run = jax.jit(generate, static_argnums=(0, 5, 6))
 score = jax.jit(score_, static_argnums=0)
+prefix_of = jax.jit(compute_prefix, static_argnums=0)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_greedy_equals_full_forwards(variables, prompts, free):
 
 def test_shared_prefix_equals_prefix_in_every_prompt(variables, prompts):
     prefix = jnp.array([3, 1, 4, 1, 5])
-    kv = compute_prefix(MODEL, variables, prefix)
+    kv = prefix_of(MODEL, variables, prefix)
     assert prefix_length(kv) == 5 and prefix_length(compute_prefix(MODEL, variables, jnp.zeros(0, jnp.int32))) == 0
     out = run(MODEL, variables, left_pad(prompts, LENGTHS), LENGTHS, jax.random.key(0), GREEDY, NO_EOS, kv)
     pasted = np.concatenate([np.tile(prefix, (B, 1)), prompts], axis=1)

@@ -124,7 +124,10 @@ def test_mesh_of_the_wrong_size_is_refused():
         sharding.make_mesh(data=3)
 
 
-@pytest.mark.parametrize(("config", "alone"), [(CONFIG, True), (LINEAR_LAYERS, False), (LINEAR_LAYERS, True)])
+@pytest.mark.parametrize(
+    ("config", "alone"),
+    [(CONFIG, True), pytest.param(LINEAR_LAYERS, False, marks=pytest.mark.slow), (LINEAR_LAYERS, True)],
+)
 def test_replies_are_those_of_one_device(mesh, config, alone):
     """Caches and states lie with their rows, stacked or by layer; weights are gathered for the rollout."""
     variables, rng = noisy_variables(config, 0.15), np.random.default_rng(0)

@@ -37,20 +37,20 @@ def test_the_same_hidden_states_and_keys(variables, apart):
     assert len(apart["params"]["blocks"]) == len(apart["lora"]["blocks"]) == CONFIG.num_layers
     tokens = jnp.arange(14).reshape(2, 7)
     positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
-    want = MODEL.apply(variables, tokens, positions, collect=True)
-    got = MODEL.apply(apart, tokens, positions, collect=True)
+    want, got = (jax.jit(lambda v: MODEL.apply(v, tokens, positions, collect=True))(own) for own in (variables, apart))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 
 @pytest.mark.parametrize("apart", ["turned"], indirect=True)
 def test_the_same_replies_after_a_prefix(variables, apart):
     prompts, lengths = jnp.arange(1, 9).reshape(2, 4), jnp.array([4, 4])
-    replies = [
-        generate(
-            MODEL, own, prompts, lengths, jax.random.key(0), Sampling(6, 0.0), (9,), compute_prefix(MODEL, own, (3, 1))
-        )
-        for own in (variables, apart)
-    ]
+
+    @jax.jit
+    def reply(own):
+        prefix = compute_prefix(MODEL, own, jnp.array([3, 1]))
+        return generate(MODEL, own, prompts, lengths, jax.random.key(0), Sampling(6, 0.0), (9,), prefix)
+
+    replies = [reply(own) for own in (variables, apart)]
     assert replies[0].tokens.tolist() == replies[1].tokens.tolist()
     np.testing.assert_allclose(replies[0].log_probs, replies[1].log_probs, atol=2e-5)
 

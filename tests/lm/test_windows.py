@@ -42,6 +42,9 @@ LENGTHS = np.array([7, 1, 4, 3, 6], np.int32)
 S, N = 7, 9  # slots of prompts, tokens of replies
 
 
+prefix_of = jax.jit(compute_prefix, static_argnums=0)
+
+
 @pytest.fixture(scope="module", params=["mistral", "gemma3", "linear", pytest.param("experts", marks=pytest.mark.slow)])
 def config(request):
     return CONFIGS[request.param]
@@ -173,7 +176,7 @@ def test_chunks_in_a_cache_and_two_continuations_of_one_text(config, variables, 
     """A text of ten tokens, read in chunks of four and six, and continued by two pairs of tokens."""
     model, (prefix, rows, replies) = Transformer(config), random_texts()
     text, forks = np.resize(rows, 10), replies[:2, :2]
-    shared, start = compute_prefix(model, variables, prefix[:P]), np.array([0, 0], np.int32)
+    shared, start = prefix_of(model, variables, prefix[:P]), np.array([0, 0], np.int32)
     kv = kv_rows.load(kv_rows.empty_pool(model, 1, shared), np.full((2, 12), -1))
     tokens = np.concatenate([np.tile(text, (2, 1)), forks], axis=1)
     states, read = [], jax.jit(kv_rows.read, static_argnums=0)
@@ -196,10 +199,15 @@ def test_words_of_a_trie(config, variables, alone, P):
     sees = np.tril(np.ones((L, L), bool))
     sees[5:, 5:] = trie.sees
     positions = P + np.concatenate([np.arange(5), 4 + trie.depth])
-    shared = compute_prefix(model, variables, prefix[:P])
-    row = jnp.asarray(np.concatenate([text, trie.tokens]))[None]
-    hidden, _ = model.apply(variables, row, positions[None], prefix=shared, sees=jnp.asarray(sees)[None])
-    log_probs = jax.nn.log_softmax(model.apply(variables, hidden[0, 4:], method="unembed"))
+
+    @jax.jit
+    def read(variables):
+        shared = compute_prefix(model, variables, prefix[:P])
+        row = jnp.asarray(np.concatenate([text, trie.tokens]))[None]
+        hidden, _ = model.apply(variables, row, positions[None], prefix=shared, sees=jnp.asarray(sees)[None])
+        return jax.nn.log_softmax(model.apply(variables, hidden[0, 4:], method="unembed"))
+
+    log_probs = read(variables)
     assert M == len(log_probs) - 1
     got = trie.path @ np.asarray(log_probs[trie.parent, trie.predicted])
     for word, total in zip([[3, 7, 1, 2, 6, 5], [3, 8], [5], [4, 4, 9, 1, 1]], got):

@@ -270,10 +270,11 @@ def test_a_packed_row_has_the_log_probabilities_of_the_sampler(model, keeps):
     rows = [row for one in played for row in transcripts_of(one.turns, [1.0] * len(one.turns), 1.0)]
     assert len(rows) == len(played)  # one row an episode
     packed = pack(rows, 512, 0, 0, writer.model)
+    score = jax.jit(lambda row: row.score(Reader(writer.model), model.variables, None))
     for row in zip(*packed[:-1], strict=True):
         row = type(packed)(*row)
         learned = row.weights > 0
-        found = row.score(Reader(writer.model), model.variables, None)
+        found = score(row)
         np.testing.assert_allclose(found[learned], row.sampled[learned], atol=3e-4)
     begin = who.beginning()
     assert all(one.begins(begin) for one in played) and text_of(begin).startswith("<|im_start|>system\nGet to 3.")
