@@ -22,8 +22,8 @@ P tokens of the prefix, V vocabulary, Q scored tokens, U distinct places that pr
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,6 +35,7 @@ from nlrl_jax.backends.session import Session, Text, TextCache
 from nlrl_jax.lm import decode, kv_rows
 from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.programs import PROGRAMS
+from nlrl_jax.lm.sampling import DrawSampling
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.types import Sampling, Written
 
@@ -45,16 +46,48 @@ _decode = PROGRAMS.own(jax.jit(decode.decode, static_argnums=(0, 5), donate_argn
 _bring_together = PROGRAMS.own(jax.jit(kv_rows.bring_together, static_argnums=2))
 _log_probs = PROGRAMS.own(jax.jit(kv_rows.next_log_probs, static_argnums=0))
 
+_likeliest = PROGRAMS.own(jax.jit(kv_rows.likeliest, static_argnums=(0, 4)))
+LISTED = 20  # likeliest tokens in each place: the most that OpenAI and vLLM list
+
+
+class TokenLogProb(NamedTuple):
+    """log p of a token, and the likeliest ones in its place as (id, log p), the likeliest first."""
+
+    log_prob: float
+    likeliest: Sequence[tuple[int, float]]
+
+
+class Places(NamedTuple):
+    """Where tokens of continuations are predicted within a chunk [A, C].
+
+    row: int [U], the distinct places, counted over A * C. of_row, target, pair, token: int [Q], of each token its place
+    among those, its id, the number of its pair, and its place in the continuation.
+    """
+
+    row: np.ndarray
+    of_row: np.ndarray
+    target: np.ndarray
+    pair: np.ndarray
+    token: np.ndarray
+
 
 class Draw(NamedTuple):
-    """How tokens are drawn: sampling, end tokens (bool [V]) and the key of the whole call."""
+    """How tokens are drawn.
+
+    end_tokens: bool [V].
+    key: of the whole call, or [draws, N], one for each token.
+    draws: sampling of each draw, in place of `sampling`, whose `max_tokens` still holds for all.
+    """
 
     sampling: Sampling
     end_tokens: np.ndarray
     key: jax.Array
+    draws: DrawSampling | None = None
 
-    def arguments(self, prefix: KeyValues | None) -> tuple[Sampling, np.ndarray, KeyValues | None, np.ndarray | None]:
+    def arguments(self, prefix: KeyValues | None) -> tuple[Any, ...]:
         """The last arguments of `decode`, those that are compiled in without what may change from call to call."""
+        if self.draws is not None:
+            return Sampling(1), self.end_tokens, prefix, None, self.draws
         sampling = self.sampling
         static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
         temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
@@ -217,6 +250,29 @@ class RowBatch:
 def score(network: Network, session: Session, pairs: Sequence[tuple[Text, Text]]) -> list[float]:
     """log p(continuation | prompt) of each pair, at temperature 1."""
     log_probs = np.zeros(len(pairs))
+    for places, hidden in _hidden_places(network, session, pairs):
+        np.add.at(log_probs, places.pair, _predicted(network, hidden, places))
+    return log_probs.tolist()
+
+
+def token_log_probs(network: Network, session: Session, pairs: Sequence[tuple[Text, Text]]) -> list[list[TokenLogProb]]:
+    """The same for each token of a continuation by itself, with the `LISTED` likeliest in its place."""
+    rows: list[list[Any]] = [[None] * len(continuation) for _, continuation in pairs]
+    for places, hidden in _hidden_places(network, session, pairs):
+        values = _predicted(network, hidden, places)
+        at_U = np.zeros(batching.bucket(len(places.row), 64), np.int32)
+        at_U[: len(places.row)] = places.row
+        ids_UK, listed_UK = jax.device_get(whole(_likeliest(network.model, network.variables, hidden, at_U, LISTED)))
+        for place, pair, token, log_prob in zip(places.of_row, places.pair, places.token, values.tolist()):
+            likeliest = list(zip(ids_UK[place].tolist(), listed_UK[place].tolist()))
+            rows[pair][token] = TokenLogProb(log_prob, likeliest)
+    return rows
+
+
+def _hidden_places(
+    network: Network, session: Session, pairs: Sequence[tuple[Text, Text]]
+) -> Iterator[tuple[Places, jax.Array]]:
+    """Reads all pairs -> where the tokens of continuations are predicted in hidden states [A, C, H], chunk by chunk."""
     # What predicts a continuation's tokens is its prompt and all of them but the last.
     texts = [prompt + continuation[:-1] for prompt, continuation in pairs]
     queue = deque(sorted(range(len(pairs)), key=texts.__getitem__))
@@ -228,8 +284,9 @@ def score(network: Network, session: Session, pairs: Sequence[tuple[Text, Text]]
             if call.is_recurrent:
                 prefill(call, _beginnings(call.cache, chosen, first_hidden))
             for chunk in prefill(call, chosen, first_hidden):
-                _add_log_probs(network, chunk, pairs, log_probs)
-    return log_probs.tolist()
+                places = _places(chunk, pairs)
+                if places is not None:
+                    yield places, chunk.states
 
 
 def _beginnings(cache: TextCache, texts: Sequence[CachedText], first_hidden: Mapping[Text, int]) -> list[CachedText]:
@@ -245,22 +302,29 @@ def _beginnings(cache: TextCache, texts: Sequence[CachedText], first_hidden: Map
     return list(distinct.values())
 
 
-def _add_log_probs(network: Network, chunk: HiddenChunk, pairs: Sequence[tuple[Text, Text]], log_probs: np.ndarray):
-    """Adds to `log_probs` [pairs] those of the tokens that a chunk's hidden states predict."""
+def _places(chunk: HiddenChunk, pairs: Sequence[tuple[Text, Text]]) -> Places | None:
+    """Where a chunk's hidden states predict tokens of continuations; None where they predict none."""
     C = chunk.states.shape[1]
-    scored = []  # (place in the chunk, token that is predicted there, number of the pair)
+    scored = []  # (place in the chunk, token id that is predicted there, number of the pair, place in the continuation)
     for row, (cached_text, offset) in enumerate(zip(chunk.texts, chunk.offsets.tolist())):
         for number in cached_text.numbers:
             prompt, continuation = pairs[number]
-            for column, token in enumerate(continuation, len(prompt) - 1 - offset):
+            first = len(prompt) - 1 - offset
+            for column, token in enumerate(continuation, first):
                 if 0 <= column < C:
-                    scored.append((row * C + column, token, number))
+                    scored.append((row * C + column, token, number, column - first))
     if not scored:
-        return
-    place, target, number = np.array(scored).T
+        return None
+    place, target, number, token = np.array(scored).T
     distinct, row = np.unique(place, return_inverse=True)  # several continuations may begin after one place
-    U, Q = batching.bucket(len(distinct), 64), batching.bucket(len(place), 64)
+    return Places(distinct, row, target, number, token)
+
+
+def _predicted(network: Network, hidden_ACH: jax.Array, places: Places) -> np.ndarray:
+    """The log-probabilities, float64 [scored], of the tokens at these places."""
+    U, Q = batching.bucket(len(places.row), 64), batching.bucket(len(places.target), 64)
     place_U, row_Q, target_Q = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
-    place_U[: len(distinct)], row_Q[: len(row)], target_Q[: len(target)] = distinct, row, target
-    values = _log_probs(network.model, network.variables, chunk.states, place_U, row_Q, target_Q)
-    np.add.at(log_probs, number, np.asarray(whole(values), np.float64)[: len(place)])
+    place_U[: len(places.row)], row_Q[: len(places.of_row)] = places.row, places.of_row
+    target_Q[: len(places.target)] = places.target
+    values = _log_probs(network.model, network.variables, hidden_ACH, place_U, row_Q, target_Q)
+    return np.asarray(whole(values), np.float64)[: len(places.target)]

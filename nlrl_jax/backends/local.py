@@ -146,7 +146,7 @@ class LocalModel(LanguageModel):
         rows = list(range(len(prompts))) if greedy else prompt_of_chat
         key = jax.random.key(zlib.crc32(draws.encode()))  # `key` itself would drop all but 32 bits
         draw = engine.Draw(sampling, end_tokens, key)
-        generations = engine.write(self._network(), self.kv_session, prompts, rows, draw)
+        generations = engine.write(self.network(), self.kv_session, prompts, rows, draw)
         malloc.trim()
         return [generations[prompt if greedy else i] for i, prompt in enumerate(prompt_of_chat)]
 
@@ -173,7 +173,7 @@ class LocalModel(LanguageModel):
         prompts, prompt_of_chat = self._prompts(texts, [max(map(len, ids), default=0) for ids in tokens])
         pairs, place = batching.distinct([(prompt_of_chat[i], c) for i, ids in enumerate(tokens) for c in ids])
         together = [(prompts[prompt], ids) for prompt, ids in pairs]
-        log_probs = engine.score(self._network(), self.kv_session, together) if pairs else []
+        log_probs = engine.score(self.network(), self.kv_session, together) if pairs else []
         malloc.trim()
         flat = iter(place)
         prompt_lengths = [len(prompts[prompt]) for prompt in prompt_of_chat]
@@ -182,7 +182,7 @@ class LocalModel(LanguageModel):
             for size, ids in zip(prompt_lengths, tokens, strict=True)
         ]
 
-    def _network(self) -> Network:
+    def network(self) -> Network:
         """The network and its variables as a call reads them: on a mesh gathered once, not for every token."""
         model, variables = self.model, self.variables
         if model.mesh is None:

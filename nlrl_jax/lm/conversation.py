@@ -42,7 +42,7 @@ _TOOLS = (
     "You can call these tools, each described by a JSON schema:\n{}\nTo call one, write\n"
     '<tool_call>\n{{"name": NAME, "arguments": {{...}}}}\n</tool_call>\nand end your turn; the answer comes next.'
 )
-_TOOL_RESPONSE = "<tool_response>\n{}\n</tool_response>"
+TOOL_RESPONSE = "<tool_response>\n{}\n</tool_response>"
 
 
 class ToolResult(NamedTuple):
@@ -93,13 +93,10 @@ class ConversationForm:
             tokenizer = dataclasses.replace(tokenizer, options=dataclasses.replace(tokenizer.options, date=today))
         # 1. Does the template offer these tools, and write calls that can be read back?
         plain = tokenizer.renderer
-        offering = dataclasses.replace(plain, tools=tuple(tools)) if tools else plain
-        calls = call_form(offering)
-        describes_tools = bool(tools) and (calls is None or not _shows(offering, tools))
+        offering, calls, describes_tools = offer_tools(plain, tools)
         # 2. Which way do conversations take, with the tools in their prompts?
         plan = plan_conversations(plain if describes_tools else offering, thinks, has_system or describes_tools, way)
-        form = HERMES if calls is None or describes_tools else calls
-        return ConversationForm(tokenizer, plan, tuple(tools), form, describes_tools)
+        return ConversationForm(tokenizer, plan, tuple(tools), calls, describes_tools)
 
     @property
     def way(self) -> str:
@@ -141,8 +138,7 @@ class ConversationForm:
     def _with_tools(self, system: str) -> str:
         if not self.describes_tools:
             return system
-        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
-        return f"{system}\n\n{_TOOLS.format(schemas)}".lstrip()
+        return f"{system}\n\n{tools_text(self.tools)}".lstrip()
 
     def between(self, observation: str, ended: bool) -> tuple[int, ...]:
         """The tokens between a reply and the next one: the end of its turn, an observation, the generation prompt.
@@ -249,7 +245,7 @@ class ConversationForm:
                 return separator
         except ValueError:
             pass
-        return form.separator([turns.user("\n".join(map(_TOOL_RESPONSE.format, [text for _, text in results])))])
+        return form.separator([turns.user("\n".join(map(TOOL_RESPONSE.format, [text for _, text in results])))])
 
     def _check_appends(self) -> None:
         if self.way == FRESH:
@@ -290,6 +286,23 @@ class ConversationForm:
         if not closed or not self.plan.form.reads_thoughts:
             return turns.assistant(text)
         return turns.assistant(answer.strip(), reasoning_content=thought.partition(">")[2].strip())
+
+
+def offer_tools(render: ChatRenderer, tools: Sequence[Mapping[str, Any]]) -> tuple[ChatRenderer, CallForm, bool]:
+    """How a template is asked to offer tools.
+
+    Returns: the template with the tools, the form of calls in replies, and whether the template leaves the tools out or
+      writes calls in no form that is known, so that a text of ours has to describe them (`tools_text`).
+    """
+    offering = dataclasses.replace(render, tools=tuple(tools)) if tools else render
+    calls = call_form(offering)
+    describes_tools = bool(tools) and (calls is None or not _shows(offering, tools))
+    return offering, HERMES if calls is None or describes_tools else calls, describes_tools
+
+
+def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The description of tools for a template that offers none."""
+    return _TOOLS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
 
 
 def _shows(renderer: ChatRenderer, tools: Sequence[Mapping[str, Any]]) -> bool:

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from nlrl_jax.lm import acting
 from nlrl_jax.lm.cache import Cache, HeadKeyValues, KeyValues, States, empty_states, num_slots, prefix_length
-from nlrl_jax.lm.sampling import sample_token
+from nlrl_jax.lm.sampling import DrawSampling, sample_draw, sample_token
 from nlrl_jax.lm.sharding import shardings, spec
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Sampling
@@ -107,6 +107,7 @@ def decode(
     end_tokens: jax.Array,
     prefix: KeyValues | None = None,
     temperature: jax.Array | None = None,
+    draws: DrawSampling | None = None,
 ) -> Rows:
     """Writes tokens until `stop_at` of the R rows do not run, or all W slots are used.
 
@@ -118,6 +119,7 @@ def decode(
       end_tokens: bool [V], tokens that end a reply.
       prefix: the one that comes before the prompts.
       temperature: float [], in place of `sampling.temperature`, unless that is greedy.
+      draws: how each draw is sampled, in place of `sampling` and `temperature`.
     """
     W = num_slots(rows.kv)
     slots, before = jnp.arange(W), prefix_length(prefix)
@@ -134,7 +136,8 @@ def decode(
         cache = Cache(rows.kv, rows.index)
         hidden, cache = model.apply(variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix)
         rows = rows._replace(kv=cache.kv, index=cache.index)
-        return placed(write(model, variables, rows, hidden[:, -1], key, sampling, end_tokens, temperature), model.mesh)
+        arguments = hidden[:, -1], key, sampling, end_tokens, temperature, draws
+        return placed(write(model, variables, rows, *arguments), model.mesh)
 
     kv, prefix = rows.kv, acting.own_prefix(variables, prefix)
     rows = jax.lax.while_loop(more, step, rows._replace(kv=acting.own_slots(variables, kv, rows.tokens.shape[0])))
@@ -150,11 +153,14 @@ def write(
     sampling: Sampling,
     end_tokens: jax.Array,
     temperature: jax.Array | None = None,
+    draws: DrawSampling | None = None,
 ) -> Rows:
     """Draws each running row's next token from `hidden` [R, H]; arguments as in `decode`."""
 
     def draw_token(draw, i, logits):
         token_key = key[draw, i] if key.ndim else jax.random.fold_in(jax.random.fold_in(key, draw), i)
+        if draws is not None:
+            return sample_draw(token_key, logits, jax.tree.map(lambda values: values[draw], draws))
         return sample_token(token_key, logits[None], sampling, temperature)[0]
 
     logits = model.apply(variables, hidden, method="unembed")

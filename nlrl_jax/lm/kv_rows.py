@@ -149,6 +149,18 @@ def next_log_probs(
     return logits_UV[row_Q, target_Q] - jax.nn.logsumexp(logits_UV, axis=-1)[row_Q]
 
 
+def likeliest(
+    model: Transformer, variables: Any, hidden_ACH: jax.Array, where_U: jax.Array, num: int
+) -> tuple[jax.Array, jax.Array]:
+    """The `num` likeliest tokens after each token where_U, counted over A * C -> ids int32 [U, num], log p of them."""
+    chex.assert_rank([hidden_ACH, where_U], [3, 1])
+    hidden_UH = hidden_ACH.reshape(-1, hidden_ACH.shape[-1])[where_U]
+    logits_UV = model.apply(variables, hidden_UH, method="unembed")
+    logits_UK, ids_UK = jax.lax.top_k(logits_UV, min(num, logits_UV.shape[-1]))
+    # As in `next_log_probs`, so that a token in the list has there the number that it has by itself.
+    return ids_UK, logits_UK - jax.nn.logsumexp(logits_UV, axis=-1, keepdims=True)
+
+
 def admit(
     rows: Rows, kv: HeadKeyValues, new: FreshRows, limit: jax.Array, index: jax.Array, mesh: Mesh | None = None
 ) -> Rows:

@@ -6,6 +6,8 @@ From a large vocabulary a token is drawn by one random number: a V-th of what th
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -13,6 +15,35 @@ from nlrl_jax.types import Sampling
 
 LARGE = 8192  # words from which on one random number is drawn, not one for each
 _PARTS = 512  # at most, in which a large vocabulary is summed up
+
+
+class DrawSampling(NamedTuple):
+    """How each of several draws is sampled, in one program for all values.
+
+    temperature: float32 [draws]; 0 is greedy.
+    top_k: int32 [draws], 0 is no limit; top_p: float32 [draws]. Both None where no draw has a limit, as sorting a
+      vocabulary costs more than anything else here.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array | None = None
+    top_p: jax.Array | None = None
+
+
+def sample_draw(key: jax.Array, logits_V: jax.Array, sampling: DrawSampling) -> jax.Array:
+    """One token, int32 []; `sampling` is that of one draw, without its leading axis."""
+    greedy = jnp.argmax(logits_V, axis=-1)
+    scaled_V, ids_V = logits_V / jnp.where(sampling.temperature > 0, sampling.temperature, 1), None
+    if sampling.top_k is not None:
+        V = logits_V.shape[-1]
+        scaled_V, ids_V = jax.lax.top_k(scaled_V, V)
+        most = jnp.where(sampling.top_k > 0, sampling.top_k, V)
+        scaled_V = jnp.where(jnp.arange(V) < most, scaled_V, -jnp.inf)
+        scaled_V = _within_top_p(scaled_V, sampling.top_p)
+    choice = _choose(key, scaled_V[None])[0]
+    if ids_V is not None:
+        choice = ids_V[choice]
+    return jnp.where(sampling.temperature > 0, choice, greedy).astype(jnp.int32)
 
 
 def sample_token(
@@ -28,14 +59,23 @@ def sample_token(
     elif sampling.top_p < 1:
         logits, ids = jax.lax.top_k(logits, logits.shape[-1])
     if sampling.top_p < 1:
-        # Keep a token while the probability *before* it is below top_p: the first one always stays.
-        probs = jax.nn.softmax(logits, axis=-1)
-        before = jnp.cumsum(probs, axis=-1) - probs
-        logits = jnp.where(before < sampling.top_p, logits, -jnp.inf)
-    choice = (_draw if logits.shape[-1] >= LARGE else jax.random.categorical)(key, logits)
+        logits = _within_top_p(logits, sampling.top_p)
+    choice = _choose(key, logits)
     if ids is not None:
         choice = jnp.take_along_axis(ids, choice[:, None], axis=-1)[:, 0]
     return choice.astype(jnp.int32)
+
+
+def _within_top_p(sorted_logits: jax.Array, top_p: jax.Array | float) -> jax.Array:
+    """Keeps a token while the probability *before* it is below top_p: the first one always stays."""
+    probs = jax.nn.softmax(sorted_logits, axis=-1)
+    before = jnp.cumsum(probs, axis=-1) - probs
+    return jnp.where(before < top_p, sorted_logits, -jnp.inf)
+
+
+def _choose(key: jax.Array, logits: jax.Array) -> jax.Array:
+    """Draws from softmax(logits [B, V]) -> [B]."""
+    return (_draw if logits.shape[-1] >= LARGE else jax.random.categorical)(key, logits)
 
 
 def _draw(key: jax.Array, logits: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _OPEN = re.compile(r"(?:<((?:\w+:)?think(?:ing)?(?::\w+)?)>|\[(THINK)\])(\s*)\Z|<\|open\|>think<\|sep\|>\Z")
@@ -54,6 +54,19 @@ def closing(prompt: str) -> str:
     match = _OPEN.search(prompt[-_TAIL:])
     blank = match[3] if match else None
     return "\n" * max(2 - len(blank), 0) + thought_end(prompt) + "\n\n" if blank else thought_end(prompt)
+
+
+def without_thought(render: Callable[..., str]) -> str:
+    """A prompt in which no thought is open: by the first known switch that keeps the template from opening one, else
+    closed by hand.
+
+    render: (variables of the template) -> the prompt.
+    """
+    text = render()
+    if not closing(text):
+        return text
+    switched = (render(**{name: False}) for name in NO_THOUGHTS)
+    return next((candidate for candidate in switched if not closing(candidate)), text + closing(text))
 
 
 def answer(tokenizer: Any, tokens: Sequence[int], end: str, continues: bool = False) -> str | None:

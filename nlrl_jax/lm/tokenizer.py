@@ -27,7 +27,7 @@ from nlrl_jax.lm.chat_roles import rendered
 from nlrl_jax.lm.chat_template import ChatRenderer, TemplateOptions
 from nlrl_jax.lm.control_tokens import MARK, ControlTokens
 from nlrl_jax.lm.spelling import byte_level_bytes, sentencepiece_bytes, without_blanks
-from nlrl_jax.lm.thoughts import NO_THOUGHTS, closing
+from nlrl_jax.lm.thoughts import without_thought
 from nlrl_jax.lm.tokenizer_files import TokenizerFiles, build_backend, read_token_ids, read_tokenizer
 
 _ROLES = ("bos", "eos", "pad")
@@ -303,12 +303,7 @@ class Tokenizer:
         def render(**variables):
             return rendered(lambda messages: self.renderer(messages, add_generation_prompt, **variables), chat)
 
-        text = render()
-        if thinks or not closing(text):
-            return text
-        # The first known switch that keeps the template from opening a thought; else the thought is closed by hand.
-        without = (render(**{name: False}) for name in NO_THOUGHTS)
-        return next((candidate for candidate in without if not closing(candidate)), text + closing(text))
+        return render() if thinks else without_thought(render)
 
     @functools.cached_property
     def renderer(self) -> ChatRenderer:

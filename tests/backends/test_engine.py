@@ -138,7 +138,7 @@ def test_what_the_model_has_written_is_not_read_again(keeping, plain):
     prompt = tuple(keeping.tokenizer.encode(RULES + "Go.\n"))
     (written,) = (one.tokens for one in keeping.write([prompt], GREEDY, "policy"))
     pairs = [(prompt, written), (prompt, written[:4]), (prompt, (*written[:4], 7)), (prompt, (5, 6, 7))]
-    network = keeping._network()
+    network = keeping.network()
     read = keeping.kv_session.counts.read
     got = engine.score(network, keeping.kv_session, pairs[:1])
     assert keeping.kv_session.counts.read == read + len(written)  # whose hidden states are wanted
