@@ -16,8 +16,8 @@ import dataclasses
 from nlrl_jax.config import part
 from nlrl_jax.run import app
 from nlrl_jax.run import flags as config_flags
+from nlrl_jax.run.serving.config import LOOPBACK, ServerConfig, bound
 from nlrl_jax.run.serving.models import ServedConfig, load_served
-from nlrl_jax.run.serving.server import LOOPBACK, ModelServer, ServerConfig, bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,8 @@ class ServeConfig:
 
 def main(argv: list[str]) -> None:
     del argv
+    from nlrl_jax.run.serving.server import ModelServer  # here, where a package that is missing is one sentence
+
     config = app.parse(ServeConfig)
     with bound(config.server) as listener:
         served = load_served(config.served)

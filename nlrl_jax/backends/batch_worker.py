@@ -37,6 +37,10 @@ STOP, LENGTH = "stop", "length"  # why a reply ended: by an end token or its cal
 _log = logging.getLogger(__name__)
 
 
+class WorkerClosed(RuntimeError):
+    """The worker has ended before a job was done, or before it was submitted."""
+
+
 class WrittenToken(NamedTuple):
     """A token. log_prob: at temperature 1; None of a text's first token. likeliest: those in its place, if listed."""
 
@@ -140,11 +144,11 @@ class BatchWorker:
         """Lets a job begin with the next round that has room for it.
 
         Raises:
-          RuntimeError: the worker has been closed.
+          WorkerClosed: it works no more.
         """
         with self._changed:
             if self._is_closed:
-                raise RuntimeError("the model does not work any more")
+                raise WorkerClosed("the model does not work any more")
             self._waiting.append(job)
             self._changed.notify()
 
@@ -174,7 +178,7 @@ class BatchWorker:
                     self._guard(self._write, chosen)
             malloc.trim()
         for job in unfinished:
-            job.listener.failed(RuntimeError("the server ends"))
+            job.listener.failed(WorkerClosed("the model does not work any more"))
 
     def _guard(self, work: Callable[[Sequence], None], jobs: Sequence[Generation | Echo]) -> None:
         try:
@@ -209,7 +213,9 @@ class BatchWorker:
         for number, listed in zip(listing, self._token_log_probs(pairs)):
             rows[number] = [WrittenToken(token.id, *entry) for token, entry in zip(rows[number], listed)]
         for job, reply, tokens in zip(jobs, replies, rows):
-            job.add(tokens, ended=reply.ended and len(tokens) == len(reply.tokens))
+            ended = reply.ended and len(tokens) == len(reply.tokens)
+            # By itself: a listener that fails is no fault of the others.
+            self._guard(functools.partial(_hand_over, tokens=tokens, ended=ended), [job])
 
     def _token_log_probs(self, pairs: Sequence[tuple[Text, Text]]) -> list[list[TokenLogProb]]:
         return engine.token_log_probs(self.model.network(), self.model.kv_session, pairs) if pairs else []
@@ -231,6 +237,11 @@ class BatchWorker:
         top_k = np.pad(np.array([s.top_k for s in samplings], np.int32), pad)
         top_p = np.pad(np.array([s.top_p for s in samplings], np.float32), pad, constant_values=1)
         return DrawSampling(temperature, top_k, top_p)
+
+
+def _hand_over(jobs: Sequence[Generation], tokens: Sequence[WrittenToken], ended: bool) -> None:
+    for job in jobs:
+        job.add(tokens, ended)
 
 
 @functools.partial(jax.jit, static_argnums=3)

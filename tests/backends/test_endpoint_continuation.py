@@ -20,7 +20,7 @@ from nlrl_jax.types import Chat, LanguageModelError, Sampling
 from nlrl_jax.weights.load import load_tokenizer
 from tests.backends import server as s
 from tests.backends.endpoints import GREEDY, HOT, model, of_a_run, render
-from tests.backends.model_server import serves
+from tests.backends.model_server import lists_words
 from tests.backends.server import Server, writes
 
 OPEN = Chat.of("goal", continued="Action:")
@@ -159,38 +159,13 @@ def test_a_server_that_is_down_or_wants_a_key_is_another_matter(behaviour, sent)
         assert len(server.requests) == sent and "do without" not in str(caught.value)
 
 
-def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
-    tokenizer = load_tokenizer("nano_board")
-    network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, 160))
-    params = jax.tree.map(lambda x: x * 3, init_params(network, jax.random.key(0)))
-    local = LocalModel(network, {"params": params}, tokenizer)
-    chats = [Chat.of("goal", continued=f"Step {i}\nAction:") for i in range(3)]
-    words = [[" left", " right\n"], [" GOOD"], [" BAD", " left"]]
-    wanted = local.complete(chats, GREEDY, "r")
-    stop = [wanted[0].text[4:6], wanted[1].text[7:8]]
-    with Server(behaviour=lambda request: serves(local)) as server:
-        ask = of_a_run(server.url, tmp_path, models.Scores(True, True, ""), endpoint_tokenizer="nano_board")
-        as_text, as_chats = ask, model(server)
-        for one in (as_text, as_chats):
-            assert [reply.text for reply in one.complete(chats, GREEDY, "r")] == [reply.text for reply in wanted]
-            found = one.complete(chats, GREEDY, "r", stop=stop)
-            assert [r[0] for r in found] == [r[0] for r in local.complete(chats, GREEDY, "r", stop=stop)]
-            assert found != wanted
-        rows = ask.score(chats, words, "r")
-    paths = [request.path for request in server.requests]
-    assert paths.count("/v1/chat/completions") == 6 and paths.count("/v1/completions") == 1 + 6 + 5
-    for row, expected in zip(rows, local.score(chats, words, "r"), strict=True):
-        assert [score.tokens for score in row] == [score.tokens for score in expected]
-        np.testing.assert_allclose([s.log_prob for s in row], [s.log_prob for s in expected], atol=1e-4)
-
-
 @pytest.mark.parametrize("given", ["nano_board", ""])
 def test_words_judged_by_the_likeliest_tokens_have_the_models_probabilities(given, tmp_path):
     tokenizer = load_tokenizer("nano_board")
     network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, 320))
     local = LocalModel(network, {"params": init_params(network, jax.random.key(0))}, tokenizer)
     chat = Chat.of("goal", continued="Critic: This step is")
-    with Server(behaviour=lambda request: serves(local, echoes=False)) as server:
+    with Server(behaviour=lambda request: lists_words(local)) as server:
         needs = models.Scores(True, False, "")
         ask = of_a_run(server.url, tmp_path, needs, endpoint_tokenizer=given, max_retries=1)
         assert ask.abilities == Abilities(prompt_forms.TEXT if given else prompt_forms.CONTINUED, top=3)

@@ -8,9 +8,9 @@ import pytest
 
 from nlrl_jax.envs.webshop import products
 from nlrl_jax.run import local_models, results
-from tests.backends.model_server import serves
 from tests.backends.server import Server, status
 from tests.launch.scripts import refusal, run
+from tests.run.serving.running import running, serving
 
 SCRIPT = "run_lac"
 TINY = ("--missions=go to,open door", "--tasks=1", "--max_steps=2", "--candidates=2", "--depth=1", "--line_tokens=16")
@@ -63,10 +63,10 @@ def test_dtype_is_that_of_both_local_models(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_endpoint_decides_as_the_model_that_it_serves(here, tmp_path):
-    local = local_models.local_model("nano_babyai", chat=False)
+    local = local_models.local_model("nano_babyai", chat=False, cache_mb=50)
     given = ("--model=endpoint", "--endpoint_model=tiny", "--endpoint_tokenizer=nano_babyai", "--prompt=compact")
-    with Server(behaviour=lambda request: serves(local, 320)) as server:
-        plan(tmp_path / "far", *given, f"--base_url={server.url}", "--context_tokens=320", *TINY, METHODS)
+    with running(serving(local, "tiny")) as url:
+        plan(tmp_path / "far", *given, f"--base_url={url}", "--context_tokens=320", *TINY, METHODS)
     for method in ("lac", "react"):
         assert decisions(tmp_path / "far", method) == decisions(here, method)
 

@@ -13,6 +13,7 @@ from nlrl_jax.backends.batch_worker import WrittenToken
 from nlrl_jax.lm.call_forms import ToolCall
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.run.serving.replies import ReplyText
+from nlrl_jax.types import LEAST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +93,14 @@ class AnswerForm:
         for text in spelled[:-1]:
             offsets.append(offsets[-1] + len(text))
         likeliest = [
-            None if token.log_prob is None else {self._spelled(i): p for i, p in token.likeliest[: self.top]}
+            None
+            if token.log_prob is None
+            else {self._spelled(i): max(p, LEAST) for i, p in token.likeliest[: self.top]}
             for token in tokens
         ]
         return {
             "tokens": spelled,
-            "token_logprobs": [token.log_prob for token in tokens],
+            "token_logprobs": [token.log_prob and max(token.log_prob, LEAST) for token in tokens],
             "top_logprobs": likeliest if self.top else None,
             "text_offset": offsets[: len(spelled)],
         }
@@ -105,7 +108,7 @@ class AnswerForm:
     def _entry(self, token: WrittenToken) -> dict[str, Any]:
         def entry(token_id: int, log_prob: float) -> dict[str, Any]:
             raw = self._bytes(token_id)
-            return {"token": raw.decode("utf-8", "replace"), "logprob": log_prob, "bytes": list(raw)}
+            return {"token": raw.decode("utf-8", "replace"), "logprob": max(log_prob, LEAST), "bytes": list(raw)}
 
         top = [entry(*pair) for pair in token.likeliest[: self.top]]
         return {**entry(token.id, token.log_prob), "top_logprobs": top}
@@ -119,7 +122,7 @@ class AnswerForm:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def _bytes(self, token_id: int) -> bytes:
-        if token_id >= self.tokenizer.vocab_size:  # of a vocabulary that is larger than the tokenizer's
+        if token_id >= self.tokenizer.vocab_size:  # the model's vocabulary may be larger
             return b""
         flat, offsets = self.tokenizer.token_bytes
         raw = flat[offsets[token_id] : offsets[token_id + 1]].tobytes()

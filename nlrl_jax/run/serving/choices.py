@@ -6,13 +6,23 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 
-from nlrl_jax.backends.batch_worker import STOP, BatchWorker, Echo, Generation, Listener, WrittenToken
+from nlrl_jax.backends.batch_worker import (
+    STOP,
+    BatchWorker,
+    Echo,
+    Generation,
+    Listener,
+    WorkerClosed,
+    WrittenToken,
+)
 from nlrl_jax.config import MOST_SEED
 from nlrl_jax.run.serving.errors import ApiError
 from nlrl_jax.run.serving.prompts import Prompt
 from nlrl_jax.run.serving.replies import ReplyReader, ReplyText
 from nlrl_jax.run.serving.requests import ReplyOptions
 from nlrl_jax.types import Sampling
+
+_CLOSED = "the server is shutting down"
 
 
 class Choice:
@@ -39,10 +49,10 @@ class Choice:
         return self.reader.read([token.id for token in self.tokens], bool(self.reason))
 
     def listed(self) -> list[WrittenToken]:
-        """The tokens whose log-probabilities are returned: all but the end token."""
-        return [token for token in self.tokens if token.id not in self.reader.tokenizer.eos_ids]
+        """The tokens whose log-probabilities are returned."""
+        return [token for token in self.tokens if self.reader.shows(token.id)]
 
-    def news(self) -> tuple[ReplyText, list[WrittenToken]]:
+    def new_parts(self) -> tuple[ReplyText, list[WrittenToken]]:
         """What has come of its text and its tokens since the last call."""
         text, sent, listed = self.text(), self._sent, self.listed()
         new = ReplyText(text.thought[len(sent.thought) :], text.content[len(sent.content) :], text.calls)
@@ -104,9 +114,9 @@ class Choices:
             for job in self._jobs:
                 self._worker.submit(job)
                 self._open += 1
-        except RuntimeError:
+        except WorkerClosed:
             self.__exit__()
-            raise ApiError(503, "the server is shutting down") from None
+            raise ApiError(503, _CLOSED) from None
         return self
 
     def __exit__(self, *_) -> None:
@@ -145,6 +155,5 @@ class Choices:
         return Listener(more, self._failed)
 
     def _failed(self, error: Exception) -> None:
-        status = 503 if isinstance(error, RuntimeError) and "server ends" in str(error) else 500
-        failure = ApiError(status, "the server is shutting down" if status == 503 else "the model failed")
+        failure = ApiError(503, _CLOSED) if isinstance(error, WorkerClosed) else ApiError(500, "the model failed")
         self._loop.call_soon_threadsafe(self._events.put_nowait, failure)

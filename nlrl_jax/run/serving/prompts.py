@@ -15,7 +15,7 @@ from nlrl_jax.lm.conversation import TOOL_RESPONSE, offer_tools, tools_text
 from nlrl_jax.lm.thoughts import thought_end, without_thought
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.run.serving.errors import wrong
-from nlrl_jax.run.serving.requests import ChatRequest
+from nlrl_jax.run.serving.requests import ChatRequest, TextRequest
 
 
 class Prompt(NamedTuple):
@@ -50,12 +50,15 @@ class PromptWriter:
     suffix: str = ""
     in_user: bool = False
 
-    def of_text(self, text: str | Sequence[int], adds_special_tokens: bool = True) -> Prompt:
-        """A text, behind the bos where the model's texts begin with one, or token ids as they are."""
-        if not isinstance(text, str):
-            return Prompt(tuple(text))
-        bos = [self.tokenizer.bos_id] if adds_special_tokens and self.tokenizer.adds_bos else []
-        return Prompt((*bos, *self.tokenizer.encode(text)))
+    def of_texts(self, request: TextRequest) -> list[Prompt]:
+        """Texts, behind the bos where the model's texts begin with one, or token ids as they are."""
+        begins_with_bos = request.adds_special_tokens and self.tokenizer.adds_bos
+        bos = (self.tokenizer.bos_id,) if begins_with_bos else ()
+        prompts = []
+        for prompt in request.prompts:
+            tokens = (*bos, *self.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+            prompts.append(Prompt(tokens))
+        return prompts
 
     def of_chat(self, request: ChatRequest) -> Prompt:
         """A chat up to its next reply.

@@ -30,6 +30,13 @@ class ReplyReader:
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: Sequence[str] = ()):
         self.tokenizer, self.prompt, self.stop = tokenizer, prompt, tuple(stop)
 
+    def shows(self, token: int) -> bool:
+        """Whether a token is a part of what the reply says: no end token, and no other one that decoding leaves out."""
+        if token in self.tokenizer.eos_ids or token >= self.tokenizer.vocab_size:
+            return False
+        _, offsets = self.tokenizer.token_bytes
+        return self.prompt.calls is not None or bool(offsets[token] < offsets[token + 1])
+
     def stopped_at(self, tokens: Sequence[int], new: int) -> int | None:
         """How many tokens there are up to the one that completes a stop string; None where there is none.
 
@@ -96,10 +103,10 @@ class ReplyReader:
     def _with_calls(self, thought: str, content: str) -> ReplyText:
         # A call that fits no schema is the caller's to answer; one that cannot be read at all is a text.
         for tools in (self.prompt.tools, ()):
-            read = read_calls(self.prompt.calls, content, tools)
-            if read.calls and not read.errors:
-                calls = read.calls if self.prompt.is_parallel else read.calls[:1]
-                return ReplyText(thought, read.text, calls)
+            parsed = read_calls(self.prompt.calls, content, tools)
+            if parsed.calls and not parsed.errors:
+                calls = parsed.calls if self.prompt.is_parallel else parsed.calls[:1]
+                return ReplyText(thought, parsed.text, calls)
         return ReplyText(thought, content)
 
 

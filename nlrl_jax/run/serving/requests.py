@@ -96,12 +96,14 @@ class Fields:
             raise wrong(name, f"must be {words}")
         return value
 
-    def number(self, name: str, default: Any, least: float, most: float = float("inf"), whole: bool = False) -> Any:
+    def number(
+        self, name: str, default: Any, minimum: float, maximum: float = float("inf"), whole: bool = False
+    ) -> Any:
         """A number within bounds."""
         words = "a whole number" if whole else "a number"
         value = self.get(name, int if whole else (int, float), default, words)
-        if value is not None and not least <= value <= most:
-            bounds = f"at least {least}" if most == float("inf") else f"from {least} to {most}"
+        if value is not None and not minimum <= value <= maximum:
+            bounds = f"at least {minimum}" if maximum == float("inf") else f"from {minimum} to {maximum}"
             raise wrong(name, f"is {value}; it must be {words} {bounds}")
         return value
 
@@ -121,7 +123,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     top = fields.number("top_logprobs", None, 0, LISTED, whole=True)
     if top is not None and not is_listed:
         raise wrong("top_logprobs", "needs logprobs to be true")
-    options = _options(fields, (top or 0) if is_listed else None, default_tokens=None, least_tokens=1)
+    options = _options(fields, (top or 0) if is_listed else None, default_tokens=None, min_tokens=1)
     messages = _messages(fields.get("messages", list, [], "a list of messages"))
     tools = _tools(fields.get("tools", list, [], "a list of tools"))
     variables = fields.get("chat_template_kwargs", dict, {}, "an object of template variables")
@@ -143,7 +145,7 @@ def read_text(body: Mapping[str, Any]) -> TextRequest:
     fields = Fields(body)
     echoes = fields.flag("echo")
     top = fields.number("logprobs", None, 0, LISTED, whole=True)
-    options = _options(fields, top, default_tokens=16, least_tokens=0 if echoes else 1)
+    options = _options(fields, top, default_tokens=16, min_tokens=0 if echoes else 1)
     if echoes and options.is_stream:
         raise wrong("echo", "cannot be streamed")
     prompt = fields.get("prompt", (str, list), None, "a text, a list of texts, or token ids")
@@ -156,14 +158,14 @@ def read_text(body: Mapping[str, Any]) -> TextRequest:
     return TextRequest(options, prompts, echoes, fields.flag("add_special_tokens", True))
 
 
-def _options(fields: Fields, top: int | None, default_tokens: int | None, least_tokens: int) -> ReplyOptions:
+def _options(fields: Fields, top: int | None, default_tokens: int | None, min_tokens: int) -> ReplyOptions:
     for name, harmless in _NOT_IMPLEMENTED.items():
         if fields.body.get(name) is not None and fields.body[name] not in harmless:
             raise wrong(name, f"is not implemented by this server; leave it out (it may be {json.dumps(harmless[0])})")
     n = fields.number("n", 1, 1, MAX_CHOICES, whole=True)
     if fields.body.get("best_of") not in (None, 1, n):
         raise wrong("best_of", "is not implemented by this server; leave it out")
-    tokens = [fields.number(name, None, least_tokens, whole=True) for name in ("max_completion_tokens", "max_tokens")]
+    tokens = [fields.number(name, None, min_tokens, whole=True) for name in ("max_completion_tokens", "max_tokens")]
     stop = fields.get("stop", (str, list), [], "a text or a list of texts")
     stop = [stop] if isinstance(stop, str) else stop
     if len(stop) > MAX_STOPS or not all(isinstance(text, str) and text for text in stop):
@@ -187,7 +189,7 @@ def _messages(messages: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
     """Messages as chat templates read them: contents are texts, arguments of calls are objects."""
     if not messages:
         raise wrong("messages", "must be a list of at least one message")
-    read, tool_names = [], {}
+    parsed, tool_names = [], {}
     for place, message in enumerate(messages):
         param = f"messages[{place}]"
         if not isinstance(message, dict):
@@ -202,8 +204,8 @@ def _messages(messages: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
             tool_names |= {call["id"]: call["function"]["name"] for call in fields["tool_calls"]}
         if role == "tool" and fields.get("tool_call_id") in tool_names:  # some templates show the name
             fields.setdefault("name", tool_names[fields["tool_call_id"]])
-        read.append(fields)
-    return tuple(read)
+        parsed.append(fields)
+    return tuple(parsed)
 
 
 def _content(content: Any, param: str) -> str:
@@ -216,7 +218,7 @@ def _content(content: Any, param: str) -> str:
 
 
 def _calls(calls: Any, param: str) -> list[dict[str, Any]]:
-    read = []
+    parsed = []
     try:
         for call in calls:
             arguments = call["function"].get("arguments") or "{}"
@@ -224,10 +226,10 @@ def _calls(calls: Any, param: str) -> list[dict[str, Any]]:
             if not isinstance(arguments, dict):
                 raise ValueError
             function = {"name": str(call["function"]["name"]), "arguments": arguments}
-            read.append({"id": str(call.get("id", "")), "type": "function", "function": function})
+            parsed.append({"id": str(call.get("id", "")), "type": "function", "function": function})
     except (TypeError, KeyError, ValueError, AttributeError):
         raise wrong(param, "must be calls of functions whose arguments are JSON objects") from None
-    return read
+    return parsed
 
 
 def _tools(tools: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:

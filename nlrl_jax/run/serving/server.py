@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hmac
 import json
 import logging
-import os
 import signal
 import socket
 import time
@@ -27,45 +25,14 @@ from starlette.routing import Route
 
 from nlrl_jax.backends.batch_worker import BatchWorker
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.config import check, option
 from nlrl_jax.run.serving.answers import AnswerForm, usage
 from nlrl_jax.run.serving.choices import Choices
+from nlrl_jax.run.serving.config import LOOPBACK, ServerConfig
 from nlrl_jax.run.serving.errors import ApiError, wrong
 from nlrl_jax.run.serving.prompts import Prompt, PromptWriter
 from nlrl_jax.run.serving.requests import ChatRequest, ReplyOptions, TextRequest, read_chat, read_text
 
-LOOPBACK = "127.0.0.1"
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerConfig:
-    """Where a server listens, and what it takes at most."""
-
-    port: int = option(8000, "port to listen at; 0: any free one", least=0, most=65535)
-    host: str = option(
-        "", "address to listen at, such as 0.0.0.0, which needs --api_key_env; empty: this machine alone"
-    )
-    api_key_env: str = option("", "environment variable that holds the key that clients must send; empty: no key")
-    max_requests: int = option(256, "requests at once; more are refused with status 429", least=1)
-    max_body_mb: float = option(16.0, "megabytes of a request; more are refused with status 413", above=0)
-    max_reply_tokens: int = option(0, "tokens of a reply, at most; 0: what the model's context has room for", least=0)
-    drain_seconds: int = option(30, "seconds that requests under way have at SIGTERM", least=0)
-
-    def __post_init__(self):
-        check(self)
-        if self.host and not self.api_key_env:
-            raise ValueError(
-                f"--host {self.host} lets other machines ask the model: give --api_key_env NAME, the environment "
-                "variable that holds the key that they must send"
-            )
-        if self.api_key_env and not os.environ.get(self.api_key_env):
-            raise ValueError(f"--api_key_env {self.api_key_env}: that environment variable is not set, or empty")
-
-    @property
-    def api_key(self) -> str:
-        """The key that clients must send; "" for none."""
-        return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
 
 
 class ModelServer:
@@ -100,15 +67,19 @@ class ModelServer:
         handlers = {HTTPException: _no_route, Exception: _broken}
         return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
+    def http_server(self) -> uvicorn.Server:
+        """What speaks HTTP for it."""
+        settings = {"log_level": "warning", "access_log": False, "ws": "none", "lifespan": "on", "http": "h11"}
+        settings |= {"timeout_keep_alive": 75, "timeout_graceful_shutdown": self.config.drain_seconds}
+        return uvicorn.Server(uvicorn.Config(self.app(), **settings))
+
     def run(self, listener: socket.socket) -> None:
         """Serves until SIGTERM or SIGINT; requests under way are answered first, for `drain_seconds`."""
         listener.listen(1024)  # from now on clients wait where they were refused before
         # uvicorn ends on these and then raises them again, for handlers that were there before.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        settings = {"log_level": "warning", "access_log": False, "ws": "none", "lifespan": "on", "http": "h11"}
-        settings |= {"timeout_keep_alive": 75, "timeout_graceful_shutdown": self.config.drain_seconds}
-        uvicorn.Server(uvicorn.Config(self.app(), **settings)).run(sockets=[listener])
+        self.http_server().run(sockets=[listener])
 
     # Routes
 
@@ -124,30 +95,30 @@ class ModelServer:
         return JSONResponse(entry)
 
     async def _chat(self, request: Request, body: dict[str, Any]) -> Response:
-        asked = read_chat(body)
-        prompt = await run_in_threadpool(self.prompts.of_chat, asked)
-        return await self._answer(request, "chat.completion", asked, [prompt])
+        chat = read_chat(body)
+        prompt = await run_in_threadpool(self.prompts.of_chat, chat)
+        return await self._answer(request, "chat.completion", chat, [prompt])
 
     async def _text(self, request: Request, body: dict[str, Any]) -> Response:
-        asked = read_text(body)
-        prompts = [self.prompts.of_text(prompt, asked.adds_special_tokens) for prompt in asked.prompts]
-        return await self._answer(request, "text_completion", asked, prompts)
+        text = read_text(body)
+        prompts = await run_in_threadpool(self.prompts.of_texts, text)
+        return await self._answer(request, "text_completion", text, prompts)
 
     async def _answer(
-        self, request: Request, kind: str, asked: ChatRequest | TextRequest, prompts: Sequence[Prompt]
+        self, http: Request, kind: str, request: ChatRequest | TextRequest, prompts: Sequence[Prompt]
     ) -> Response:
-        options = asked.options
+        options = request.options
         limits = [self._limit(prompt, options) for prompt in prompts]
         form = AnswerForm(kind, self.name, self.model.tokenizer, options.top_listed)
         choices = Choices(self.worker, prompts, options, limits)
-        echoed = self._echoed(asked, prompts)
+        echoed = self._echoed(request, prompts)
         if echoed and options.top_listed is not None:
             choices.echo(prompts)
         prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         if options.is_stream:
             return StreamingResponse(_stream(choices, form, options, prompt_tokens), media_type="text/event-stream")
         with choices:
-            await _all(choices, request)
+            await _all(choices, http)
         answers = []
         for choice in choices.all:
             text = echoed[choice.index // options.n] if echoed else ""
@@ -155,13 +126,13 @@ class ModelServer:
             answers.append(form.choice(choice.index, choice.text(), choice.reason, listed, text))
         return JSONResponse(form.whole(answers, usage(prompt_tokens, _written(choices))))
 
-    def _echoed(self, asked: ChatRequest | TextRequest, prompts: Sequence[Prompt]) -> list[str]:
+    def _echoed(self, request: ChatRequest | TextRequest, prompts: Sequence[Prompt]) -> list[str]:
         """The texts of the prompts that answers begin with; none where they do not."""
-        if not (isinstance(asked, TextRequest) and asked.echoes):
+        if not (isinstance(request, TextRequest) and request.echoes):
             return []
         decode = self.model.tokenizer.decode
         return [
-            text if isinstance(text, str) else decode(prompt.tokens) for text, prompt in zip(asked.prompts, prompts)
+            text if isinstance(text, str) else decode(prompt.tokens) for text, prompt in zip(request.prompts, prompts)
         ]
 
     def _limit(self, prompt: Prompt, options: ReplyOptions) -> int:
@@ -175,21 +146,21 @@ class ModelServer:
             raise wrong("prompt", "is empty; it needs at least one token")
         if not 0 <= min(prompt.tokens) <= max(prompt.tokens) < self.model.model.config.vocab_size:
             raise wrong("prompt", f"has a token that is not in the vocabulary of {self.model.model.config.vocab_size}")
-        room, most = context - size, self.config.max_reply_tokens or context
-        asked = options.max_tokens
-        if room < (1 if asked is None else asked):
-            least = 1 if asked is None else asked
+        room, longest = context - size, self.config.max_reply_tokens or context
+        max_tokens = options.max_tokens
+        needed = 1 if max_tokens is None else max_tokens
+        if room < needed:
             raise ApiError(
                 400,
-                f"This model's maximum context length is {context} tokens. However, you requested {size + least} "
-                f"tokens ({size} in the prompt, {least} in the completion). Please reduce the length of the prompt or "
+                f"This model's maximum context length is {context} tokens. However, you requested {size + needed} "
+                f"tokens ({size} in the prompt, {needed} in the completion). Please reduce the length of the prompt or "
                 "completion.",
                 "messages" if prompt.is_chat else "prompt",
                 "context_length_exceeded",
             )
-        if asked is not None and asked > most:
-            raise wrong("max_tokens", f"is {asked}; this server writes at most {most} tokens a reply")
-        return min(room, most) if asked is None else asked
+        if needed > longest:
+            raise wrong("max_tokens", f"is {needed}; this server writes at most {longest} tokens a reply")
+        return min(room, longest) if max_tokens is None else max_tokens
 
     # What holds for all requests
 
@@ -208,7 +179,7 @@ class ModelServer:
             except BaseException:
                 self.busy -= 1
                 raise
-            return _Held(response, self._leave)
+            return _CountedResponse(response, self._leave)
 
         return self._keyed(route)
 
@@ -240,14 +211,17 @@ class ModelServer:
             raise ApiError(404, message, "model", "model_not_found")
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        most, size, chunks = self.config.max_body_mb * 1e6, 0, []
+        limit, size, chunks = self.config.max_body_mb * 1e6, 0, []
         async for chunk in request.stream():
             size += len(chunk)
-            if size > most:
+            if size > limit:
                 raise ApiError(413, f"the request is larger than {self.config.max_body_mb:g} MB, this server's limit")
             chunks.append(chunk)
+        content = b"".join(chunks)
         try:
-            body = json.loads(b"".join(chunks))
+            body = json.loads(content)
+            if rb"\ud" in content.lower():  # halves of surrogate pairs are no text
+                json.dumps(body, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is no JSON: {error}") from None
         if not isinstance(body, dict):
@@ -255,8 +229,8 @@ class ModelServer:
         return body
 
 
-class _Held:
-    """A response that holds a place until it has been sent, or its client has gone."""
+class _CountedResponse:
+    """A response that counts as a request under way until it is sent, or its client has gone."""
 
     def __init__(self, response: Response, leave: Callable[[], None]):
         self._response, self._leave = response, leave
@@ -303,7 +277,7 @@ async def _stream(
         with choices:
             started: set[int] = set()
             async for choice in choices.arriving():
-                text, listed = choice.news()
+                text, listed = choice.new_parts()
                 is_first = choice.index not in started
                 if not (text.content or text.thought or text.calls or listed or choice.reason or is_first):
                     continue
@@ -329,22 +303,3 @@ async def _no_route(request: Request, error: Exception) -> Response:
 async def _broken(_: Request, error: Exception) -> Response:
     _log.error("a request failed", exc_info=error)
     return JSONResponse(ApiError(500, "the server failed").as_json(), 500)
-
-
-def bound(config: ServerConfig) -> socket.socket:
-    """A socket at the config's address, before there is a model to answer at it.
-
-    Raises:
-      ValueError: the address cannot be used.
-    """
-    host = config.host or LOOPBACK
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, config.port))
-    except OSError as error:
-        listener.close()
-        raise ValueError(
-            f"cannot listen at {host}:{config.port}: {error.strerror or error}; give another --port"
-        ) from None
-    return listener
