@@ -69,7 +69,7 @@ class Call:
         self.is_recurrent = config.num_linear_layers > 0
         self.is_large = acting.is_large(config)
         self.exact_shapes = self.is_large or jax.default_backend() != "cpu"
-        self.grows = cache.lasting and not self.exact_shapes
+        self.grows = cache.lasting and (session.few_lengths or not self.exact_shapes)
         self.room = config.max_positions
         self.P, self.prefix_kv = 0, None
         self.grow_pool()

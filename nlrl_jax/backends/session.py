@@ -226,19 +226,21 @@ class Session:
 
     Attributes:
       megabytes: memory for keys and values; 0 keeps none from call to call.
+      few_lengths: programs for few lengths of texts also where each slot beyond need costs something, as for callers
+        who come at any time with any text and would wait for a compilation.
       texts: the `TextCache` of the weights that were used last, or None.
       counts: see `Counts`.
     """
 
-    def __init__(self, megabytes: float = 0.0):
+    def __init__(self, megabytes: float = 0.0, few_lengths: bool = False):
         if not megabytes >= 0:
             raise ValueError(f"a session of {megabytes} MB; it must be at least 0 (no text is kept)")
-        self.megabytes, self.counts, self.texts = megabytes, Counts(), None
+        self.megabytes, self.few_lengths, self.counts, self.texts = megabytes, few_lengths, Counts(), None
         self._lock, self._weights, self._views = threading.Lock(), None, None
 
     def fresh(self, parts: int = 1) -> Session:
         """An empty session with the same memory, or a part of it."""
-        return Session(self.megabytes / parts)
+        return Session(self.megabytes / parts, self.few_lengths)
 
     def clear(self) -> None:
         """Forgets all texts (not the counts)."""

@@ -1,5 +1,6 @@
 """Rows of one batch: what runs together, what a row says, and who leaves when."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from nlrl_jax.backends import batch_worker, engine
 from nlrl_jax.backends.batch_worker import LENGTH, ROUND, BatchWorker, Echo, Generation, Listener, WorkerClosed
+from nlrl_jax.backends.session import Session
 from nlrl_jax.types import Sampling
 from tests.run.serving.running import tiny
 
@@ -108,6 +110,17 @@ def test_listed_tokens_are_the_models_likeliest(local):
         ids, log_probs = zip(*token.likeliest)
         assert ids[0] == token.id and log_probs[0] == token.log_prob and len(ids) == engine.LISTED
         np.testing.assert_allclose(token.log_prob, other.log_prob, atol=1e-5)
+
+
+def test_a_large_model_has_programs_for_few_lengths(local, monkeypatch):
+    widths = []
+    monkeypatch.setattr("nlrl_jax.lm.acting.is_large", lambda config: True)
+    monkeypatch.setattr(engine.RowBatch, "decode", lambda batch: widths.append(batch.S) or 1 / 0)
+    for few, width in ((False, 64), (True, 256)):
+        model = dataclasses.replace(local, kv_session=Session(20, few_lengths=few))
+        with pytest.raises(ZeroDivisionError), BatchWorker(model) as worker:
+            worker.warm_up()
+        assert widths.pop() == width and model.session().kv_session.few_lengths == few
 
 
 def test_an_echo_has_the_scores_of_the_text(local):

@@ -106,4 +106,4 @@ def _asked_as(run: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[PromptWrite
 
 
 def _local(config: ServedConfig, network: Transformer, variables: Any, tokenizer: Tokenizer) -> LocalModel:
-    return LocalModel(network, variables, tokenizer, config.rows, kv_session=Session(config.cache_mb))
+    return LocalModel(network, variables, tokenizer, config.rows, kv_session=Session(config.cache_mb, few_lengths=True))
