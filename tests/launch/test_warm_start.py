@@ -21,8 +21,14 @@ from tests.small_sentencepiece import small as small_sentencepiece
 from tests.tokenizers_from_wheels import small_tokenizer
 
 
-@pytest.mark.parametrize("prompt", ["paper", "compact"])
-@pytest.mark.parametrize("name", WALKS)
+@pytest.mark.parametrize(
+    "name, prompt",
+    [
+        pytest.param(name, prompt, marks=[pytest.mark.slow] * ((name, prompt) == ("babyai", "paper")))
+        for name in WALKS
+        for prompt in ("paper", "compact")
+    ],
+)
 def test_device_replies_equal_host_replies_and_are_well_formed(name, prompt):
     game, tokenizer = envs.make(name, prompt=prompt), small_tokenizer()
     fields, actions = jax.jit(lambda key: demonstrate(game, key, 40, 0.5, False))(jax.random.key(0))
