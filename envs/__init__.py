@@ -13,7 +13,7 @@ import inspect
 import pathlib
 from typing import Any
 
-from nlrl_jax.envs import mixture, outside, restorable, user_game
+from nlrl_jax.envs import mixture, outside, restorable, user_game, workers
 from nlrl_jax.envs.options import integer
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -116,7 +116,9 @@ def make_control(name: str, **options) -> ControlGame:
     return _make(ControlGame, _CONTROL, name, **options)
 
 
-def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
+def make_host(
+    name: str, max_steps: int = 0, env_workers: str = "", env_timeout: float = workers.TIMEOUT, **options
+) -> HostGame:
     """Makes a game that is played by text on the host, by name.
 
     Args:
@@ -125,6 +127,8 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
         options, `name?option=value&option=value`; with `reversible=True` any of their states can be stepped again, by
         copies or by repeating the episode (`restorable`). `a,b,c` is a mixture of games (`mixture`).
       max_steps: horizon; 0 is the game's own.
+      env_workers: "8", "ray" or "ray:8": environments in processes or Ray actors (`workers`); "" or "0": in this one.
+      env_timeout: seconds for a step in a worker, after which its episodes are given up.
       **options: those of the game's own `host_game`, e.g. `data` of ALFWorld and WebShop; empty ones are left out.
         Your own game takes what its function has arguments for, and `max_steps` in any case.
 
@@ -133,6 +137,11 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
         options.
     """
     integer("max_steps", max_steps, 0)
+    if chosen := workers.choice(env_workers):
+        if name == "alfworld" and not chosen.on_ray:  # it has workers in any case
+            return make_host(name, max_steps, workers=chosen.number, patience=env_timeout, **options)
+        game, recipe = make_host(name, max_steps, **options), (name, max_steps, options)
+        return importlib.import_module("nlrl_jax.envs.workers.host").in_workers(game, chosen, recipe, env_timeout)
     if len(names := mixture.names_of(name)) > 1:
         return mixture.mixture({each: make_host(each, max_steps, **options) for each in names})
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}

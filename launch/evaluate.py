@@ -18,6 +18,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +33,7 @@ from nlrl_jax.rollouts.transcripts import play
 from nlrl_jax.run import app, limits
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
+from nlrl_jax.run.host_games.environments import IN_WORKERS, EnvironmentsConfig
 from nlrl_jax.run.host_games.faults import FaultLog
 from nlrl_jax.run.host_games.opponents import HELP as OPPONENT_HELP
 from nlrl_jax.run.host_games.opponents import opponent_option
@@ -103,7 +105,7 @@ def player() -> GamePlayer:
     """
     options = flags.FLAGS
     templates = config_flags.parse(TemplateOptions)
-    config_flags.leave_out("in a game that is not played in transcripts", *IN_TURNS, "opponent")
+    config_flags.leave_out("in a game that is not played in transcripts", *IN_TURNS, "opponent", *IN_WORKERS)
     if options.run_dir:
         reason = "with --run_dir, whose run has its own"
         config_flags.leave_out(reason, "model", "revision", "adapter", "prompt", "template", "date", "context")
@@ -133,7 +135,7 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     """
     options, limit = flags.FLAGS, Limits.of({})
     config_flags.leave_out("in a game that is played in transcripts, where a turn is one step", "max_steps", "maps")
-    game = envs.make_host(name, **opponent_option(options.opponent, name))
+    game = envs.make_host(name, **opponent_option(options.opponent, name), **_environments())
     limits.check_horizon(game, "max_turns")
     tasks = tasks_of(game, game.kinds, -(-limit.episodes // len(game.kinds)), limit.seed)[: limit.episodes]
     warning = check_reader(options.model, name, envs.READ_BY.get(name, ""), options["model"].present)
@@ -156,6 +158,11 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     form = "chat" if turns.turns == "chat" else "transcripts"
     title = f"{options.model} on {game.name} in {form}, greedy, seed {limit.seed}"
     return title, summarize_transcripts(played, game, limit.fine), text
+
+
+def _environments() -> dict[str, Any]:
+    """The options of `EnvironmentsConfig` on the command line."""
+    return asdict(config_flags.parse(EnvironmentsConfig))
 
 
 def _game(name: str, prompt: str, maps: str) -> tuple[TextGame, str]:
@@ -194,8 +201,9 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     limit, seed = Limits.of(run), options.seed if options["seed"].present else agent.seed
     number, tokens = limit.episodes, options.max_tokens or agent.sampling.max_tokens
     config = replace(agent, eval_episodes=number, eval_turns=limit.max_turns, seed=seed, max_tokens=tokens)
-    opponent = opponent_option(options.opponent or form.opponent, run["game"])
-    game, evaluated = envs.make_host_pair(run["game"], map_splits(run.get("maps", "")), data=form.data, **opponent)
+    maps = map_splits(run.get("maps", ""))
+    own = opponent_option(options.opponent or form.opponent, run["game"]) | _environments()
+    game, evaluated = envs.make_host_pair(run["game"], maps, data=form.data, **own)
     limits.check_horizon(game, "max_turns")
     is_own_seed = seed == agent.seed
     if is_own_seed and number > agent.eval_episodes:
@@ -275,6 +283,7 @@ def define_flags() -> None:
     )
     config_flags.define(TurnsConfig())
     flags.DEFINE_string("opponent", "", OPPONENT_HELP)
+    config_flags.define(EnvironmentsConfig())
     flags.DEFINE_enum(
         "maps",
         "",

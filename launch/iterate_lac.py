@@ -46,6 +46,7 @@ from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import app, limits, local_models, players, results
+from nlrl_jax.run.host_games.environments import IN_WORKERS, EnvironmentsConfig
 from nlrl_jax.run.host_games.prompts import PromptConfig, check_words, context_of, dialogue_of, write_form
 from nlrl_jax.run.host_games.tasks import RESERVED, Task, distinct, hold_out, kinds_of, not_held_out, tasks_of
 from nlrl_jax.run.host_games.threads import jobs_for, rows_at_once
@@ -92,6 +93,7 @@ class IterateConfig:
     lac: LACConfig = part(LACConfig(), without=("rule", "alpha", "floor", "words", "branch", "resample"))
     dials: Dials = part(Dials())
     prompts: PromptConfig = part(PromptConfig(), without=("context_tokens",))  # the model's own context
+    environments: EnvironmentsConfig = part(EnvironmentsConfig())
     sft: SFTConfig = part(
         SFTConfig(learning_rate=1e-3, batch_size=16, train="lora", schedule="cosine"),
         names={"max_length": "row_tokens"},
@@ -119,7 +121,8 @@ class IterateConfig:
 def games_of(config: IterateConfig) -> tuple[HostGame, HostGame, list[str]]:
     """The games of the rounds and of the held-out tasks, and the kinds of tasks that are played. Errors: see
     `envs.make_host`."""
-    game, evaluated = envs.make_host_pair(config.game, max_steps=config.max_steps)
+    where = dataclasses.asdict(config.environments)
+    game, evaluated = envs.make_host_pair(config.game, max_steps=config.max_steps, **where)
     return game, evaluated, kinds_of(game, config.missions)
 
 
@@ -302,8 +305,9 @@ def iterate(loop: Loop) -> list[dict[str, float]]:
 
 
 COMMAND = app.Command(
-    SCRIPT, IterateConfig, may_change=("jobs", "rounds", "evaluate", "eval_every", "micro_batch", "remat")
-)
+    SCRIPT, IterateConfig,
+    may_change=("jobs", "rounds", "evaluate", "eval_every", "micro_batch", "remat", *IN_WORKERS),
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> None:

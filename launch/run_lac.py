@@ -55,6 +55,7 @@ from nlrl_jax.run import app, endpoints, limits, local_models, models, players, 
 from nlrl_jax.run.dry_run import CallPlan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.host_games import prompts
+from nlrl_jax.run.host_games.environments import IN_WORKERS, EnvironmentsConfig
 from nlrl_jax.run.host_games.prompts import PromptConfig
 from nlrl_jax.run.host_games.tasks import RESERVED, Task, distinct, kinds_of, shortage, tasks_of
 from nlrl_jax.run.host_games.threads import jobs_for, rows_at_once
@@ -127,6 +128,7 @@ class LACRunConfig:
         names={"iterations": "lats_iterations", "depth": "lats_depth", "weight": "lats_weight"},
     )
     prompts: PromptConfig = part(PromptConfig())
+    environments: EnvironmentsConfig = part(EnvironmentsConfig())
     cache_mb: float = option(1000.0, "key/value cache of a local model, MB; 0: none", least=0)
     parallel: int = option(60, "episodes that a batch plays in lockstep", least=1)
     jobs: int = option(
@@ -156,7 +158,7 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[Task]]:
     Raises:
       FileNotFoundError, ValueError: an unknown game or mission, or data that is not the game's.
     """
-    data = {"data": config.data, "tagger": config.webshop_tagger}
+    data = {"data": config.data, "tagger": config.webshop_tagger, **dataclasses.asdict(config.environments)}
     _, game = envs.make_host_pair(config.game, max_steps=config.max_steps, **data)
     tasks = tasks_of(game, kinds_of(game, config.missions), config.tasks, config.seed)
     return game, tasks if config.game in envs.IN_TRANSCRIPTS else distinct(game, tasks)  # theirs differ
@@ -233,7 +235,7 @@ COMMAND = app.Command(
     LACRunConfig,
     dry_run="count calls and tokens, then stop",
     metrics=False,
-    may_change=("methods", "jobs"),
+    may_change=("methods", "jobs", *IN_WORKERS),
 )
 
 

@@ -33,6 +33,7 @@ from nlrl_jax.config import option, part
 from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.run import app, limits, players
 from nlrl_jax.run.flags import leave_out
+from nlrl_jax.run.host_games.environments import IN_WORKERS
 from nlrl_jax.run.host_games.opponents import opponent_option
 from nlrl_jax.run.ms_grpo.agents import Agents, load_policy
 from nlrl_jax.run.ms_grpo.config import DEMO, IN_TURNS, AgentConfig, TranscriptConfig, map_splits
@@ -44,7 +45,9 @@ from nlrl_jax.types import TextGame
 from nlrl_jax.weights.load import load_tokenizer
 
 # Options for games in transcripts alone.
-IN_TRANSCRIPTS = ("missions", *IN_TURNS, "give_up", "examples", "history", "opponent", "data", "cache_mb")
+IN_TRANSCRIPTS = (
+    "missions", *IN_TURNS, "give_up", "examples", "history", "opponent", "data", *IN_WORKERS, "cache_mb",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +106,8 @@ PRESETS = {
 COMMAND = app.Command(
     SCRIPT, TrainConfig, PRESETS, several=True,
     # its length, speed or logging, and how fast it learns
-    may_change=("iterations", "checkpoint_every", "learning_rate", "micro_batch", "remat", "mesh", "probe"),
+    may_change=("iterations", "checkpoint_every", "learning_rate", "micro_batch", "remat", "mesh", "probe",
+                *IN_WORKERS),
 )  # fmt: skip
 
 
@@ -149,8 +153,9 @@ def main(argv: list[str]) -> None:
         tokenizer = load_tokenizer(config.model, config.revision)
         turns = settled(config.transcripts.turns, config.model, tokenizer)
         config = dataclasses.replace(config, transcripts=dataclasses.replace(config.transcripts, turns=turns))
-        opponent = opponent_option(config.transcripts.opponent, config.game)
-        games = envs.make_host_pair(config.game, map_splits(config.maps), data=config.transcripts.data, **opponent)
+        own = opponent_option(config.transcripts.opponent, config.game)
+        own |= dataclasses.asdict(config.transcripts.environments)
+        games = envs.make_host_pair(config.game, map_splits(config.maps), data=config.transcripts.data, **own)
         limits.check_horizon(games[0], "max_turns", "eval_turns")
         beyond = limits.capped(games[0], max_turns=config.learning.max_turns, eval_turns=config.eval_turns)
         training = TranscriptTraining(config, config.transcripts, config.game, *games)

@@ -13,6 +13,7 @@ from nlrl_jax.envs.alfworld import data as files
 from nlrl_jax.envs.alfworld import games
 from nlrl_jax.envs.alfworld.workers import EngineAnswer, EngineRequest, Workers
 from nlrl_jax.envs.alfworld.world import NOTHING, World, plan
+from nlrl_jax.envs.workers import TIMEOUT
 from nlrl_jax.roles.actions import unwrapped
 from nlrl_jax.types import HostGame, Outcome, Start
 
@@ -111,7 +112,7 @@ def commands(state: HouseholdState) -> list[str]:
     return [command for command in tried if world.copy().step(command) != NOTHING]
 
 
-def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame:
+def host_game(max_steps: int = 40, data: str = "", workers: int = 0, patience: float = TIMEOUT) -> HostGame:
     """ALFWorld (LAC, appendix C.1.1): the kinds of tasks are Table 14's, the horizon is the paper's.
 
     Worker processes play the games (`workers.Workers`); a game whose engine is lost twice ends as an error. Generated
@@ -119,12 +120,12 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
 
     Args:
       data: a folder with ALFWorld's own games; empty: generated games in the rooms that ALFRED holds back.
-      workers: processes; 0 is one per core, at most 8.
+      workers: processes; 0 is one per core, at most 8. patience: seconds that a step may take in one.
 
     Raises:
       ValueError: the engine is not installed, or in another version; a folder without games.
     """
-    pool = Workers(games.engine_data(), workers)
+    pool = Workers(games.engine_data(), workers, patience)
     files_by_kind = files.game_files(data) if data else {}
     kinds = tuple(kind for kind in games.KINDS if not data or files_by_kind[kind])
 

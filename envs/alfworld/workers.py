@@ -6,20 +6,17 @@ episode from its commands. If that fails too the game is given up.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import pathlib
-import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from nlrl_jax.envs.workers import TIMEOUT
+from nlrl_jax.envs.workers.process import Process, WorkerLost, at_once, stop_all
 
 _PROGRAM = pathlib.Path(__file__).with_name("engine.py")
-_PATIENCE = 120.0  # seconds for one request; the slowest seen took 4
 
 
 class EngineRequest(NamedTuple):
@@ -50,47 +47,21 @@ class EngineAnswer(NamedTuple):
     error: str = ""
 
 
-class _Worker:
+class _Worker(Process):
     """One process."""
 
     def __init__(self, data: pathlib.Path, patience: float):
-        self.data, self.patience = data, patience
-        self.process: subprocess.Popen | None = None
+        super().__init__([sys.executable, str(_PROGRAM), str(data)])
+        self.patience = patience
 
     def ask(self, request: EngineRequest) -> EngineAnswer:
         """Answers a request; an engine that is lost is started anew once."""
         for _ in range(2):
             try:
-                reply = json.loads(self._exchange(json.dumps(request._asdict())))
-                return EngineAnswer(**reply)
-            except (OSError, ValueError, EOFError) as problem:
-                reason = str(problem)
-                self.stop()
+                return EngineAnswer(**self.exchange(request._asdict(), self.patience))
+            except WorkerLost as loss:
+                reason = str(loss)
         return EngineAnswer(error=f"its engine was lost twice at the same command ({reason})")
-
-    def _exchange(self, line: str) -> str:
-        """Exchanges one line; a process that takes longer than `patience` is killed and answers nothing."""
-        if self.process is None:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            self.process = subprocess.Popen([sys.executable, str(_PROGRAM), str(self.data)], text=True, **pipes)
-        deadline = threading.Timer(self.patience, self.process.kill)
-        deadline.start()
-        try:
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-            reply = self.process.stdout.readline()
-        finally:
-            deadline.cancel()
-        if not reply.endswith("\n"):
-            raise EOFError(f"the process ended, or took longer than {self.patience:.0f} seconds")
-        return reply
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            with contextlib.suppress(BrokenPipeError):
-                self.process.communicate()  # waits, and closes the pipes
-            self.process = None
 
 
 class Workers:
@@ -99,30 +70,21 @@ class Workers:
     Args:
       data: the folder with ALFWorld's domain and grammar.
       number: of processes; 0 is one per core, at most 8.
-      patience: seconds that a request may take.
+      patience: seconds that a request may take; the slowest seen took 4.
     """
 
-    def __init__(self, data: pathlib.Path, number: int = 0, patience: float = _PATIENCE):
+    def __init__(self, data: pathlib.Path, number: int = 0, patience: float = TIMEOUT):
         self.workers = [_Worker(data, patience) for _ in range(number or min(8, os.cpu_count() or 1))]
         self.homes: dict[str, int] = {}  # problem -> its worker
-        weakref.finalize(self, _stop_all, self.workers)
+        weakref.finalize(self, stop_all, self.workers)
 
     def ask(self, requests: Sequence[EngineRequest]) -> list[EngineAnswer]:
         """Answers each request; those of different workers are served at the same time."""
-        queues: list[list[int]] = [[] for _ in self.workers]
-        for i, request in enumerate(requests):
-            home = self.homes.setdefault(request.problem, len(self.homes) % len(self.workers))
-            queues[home].append(i)
+        homes = [self.homes.setdefault(request.problem, len(self.homes) % len(self.workers)) for request in requests]
         answers: dict[int, EngineAnswer] = {}
 
-        def serve(worker: _Worker, queue: Sequence[int]) -> None:
+        def serve(worker: _Worker, queue: list[int]) -> None:
             answers.update({i: worker.ask(requests[i]) for i in queue})
 
-        with ThreadPoolExecutor(len(self.workers)) as threads:
-            list(threads.map(serve, self.workers, queues))
+        at_once(serve, self.workers, homes)
         return [answers[i] for i in range(len(requests))]
-
-
-def _stop_all(workers: Sequence[Any]) -> None:
-    for worker in workers:
-        worker.stop()

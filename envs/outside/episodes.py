@@ -119,7 +119,7 @@ def host_game(
     game = HostGame(name=name, kinds=("",), reset=reset, step=step, **fields)
     game = game if on_a_server else generators.apart(game)
 
-    game = dataclasses.replace(game, reset=_beginning_alike(game))
+    game = dataclasses.replace(game, reset=beginning_alike(game))
     _try(game)
     return user_host_game.checked(game, contextlib.nullcontext)
 
@@ -190,7 +190,7 @@ def _try(game: HostGame) -> None:
             raise ValueError(f"{cause}{outcome.error}")
 
 
-def _beginning_alike(game: HostGame) -> Callable[[Sequence[tuple[str, int]]], list[Start]]:
+def beginning_alike(game: HostGame) -> Callable[[Sequence[tuple[str, int]]], list[Start]]:
     """Refuses episodes of one task that begin differently: a group of them could not be compared."""
 
     def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:

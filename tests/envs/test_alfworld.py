@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import sys
 
 import pytest
 
@@ -12,7 +13,7 @@ if any(importlib.util.find_spec(name) is None for name in ("alfworld", "textworl
     pytest.skip("needs ALFWorld's engine (`make install` puts it there)", allow_module_level=True)
 
 from nlrl_jax import envs
-from nlrl_jax.envs.alfworld import data, games, workers
+from nlrl_jax.envs.alfworld import data, games
 from nlrl_jax.envs.alfworld.engine import Engine, names_of
 from nlrl_jax.envs.alfworld.host import plain
 from nlrl_jax.envs.alfworld.workers import EngineRequest, Workers
@@ -152,7 +153,7 @@ def test_an_engine_that_is_lost_twice_ends_its_episode_and_no_other(monkeypatch,
 
     def decide(histories, step):
         if step == 1:  # from now on the second worker, once killed, cannot start again
-            monkeypatch.setattr(workers, "_PROGRAM", program)
+            monkeypatch.setattr(pool.workers[1], "command", [sys.executable, str(program)])
             os.kill(pool.workers[1].process.pid, signal.SIGKILL)
         n = len(histories)
         return StepDecisions(["look"] * n, [""] * n, [[]] * n, [{}] * n)

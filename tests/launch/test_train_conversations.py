@@ -73,6 +73,15 @@ def test_two_iterations_in_chat(whole):
     assert "actions read" in page
 
 
+def test_environments_in_workers_change_no_bit(whole, folder):
+    args = ("--episode_tokens=60", "--think=on", "--think_tokens=6", "--iterations=1", "--env_workers=2")
+    train(folder, folder / "workers", *args)
+    first, again = (read_rows(folder / name)[0] for name in ("whole", "workers"))
+    assert [again[name] for name in ("loss", "return", "grad_norm")] == [
+        first[name] for name in ("loss", "return", "grad_norm")
+    ]
+
+
 def test_a_resumed_run_has_the_same_bits(whole, folder):
     args = ("--episode_tokens=60", "--think=on", "--think_tokens=6")
     train(folder, folder / "resumed", *args, "--iterations=1")

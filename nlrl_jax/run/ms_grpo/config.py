@@ -9,6 +9,7 @@ from nlrl_jax.config import DTYPES, check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import players
+from nlrl_jax.run.host_games.environments import EnvironmentsConfig
 from nlrl_jax.run.host_games.opponents import HELP as OPPONENT_HELP
 from nlrl_jax.run.host_games.prompts import PromptConfig
 from nlrl_jax.types import Sampling
@@ -99,6 +100,7 @@ class TranscriptConfig:
     prompts: PromptConfig = part(PromptConfig(), without=("prompt", "context_tokens"))
     opponent: str = option("", OPPONENT_HELP)
     data: str = option("", "alfworld, webshop: a local download of the original's games; empty: generated ones")
+    environments: EnvironmentsConfig = part(EnvironmentsConfig())
     cache_mb: float = option(1000.0, "transcripts: memory for keys and values of what was read, MB; 0: none", least=0)
 
     def __post_init__(self):
