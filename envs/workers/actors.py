@@ -29,17 +29,25 @@ def connect(number: int) -> int:
 
 
 class Actor:
-    """A `GameServer` somewhere in the cluster; a channel as `process.Process` is one."""
+    """A `GameServer` somewhere in the cluster; a channel as `process.Process` is one.
 
-    def __init__(self):
+    Args:
+      number: of the worker, by which its node is chosen.
+    """
+
+    def __init__(self, number: int):
+        self.number = number
         self.actor: Any = None
 
     def start(self) -> None:
-        """Starts it on the node with the fewest, unless it runs."""
+        """Starts it, unless it runs, on the nodes in turn. (Ray's own strategy SPREAD may put two on one node.)"""
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if self.actor is None:
-            remote = ray.remote(_actor_class()).options(scheduling_strategy="SPREAD", max_restarts=0)
+            places = _places()
+            where = NodeAffinitySchedulingStrategy(places[self.number % len(places)], soft=True)
+            remote = ray.remote(_actor_class()).options(scheduling_strategy=where, max_restarts=0)
             self.actor = remote.remote([path or os.getcwd() for path in sys.path])
 
     def exchange(self, request: Any, patience: float) -> Any:
@@ -70,6 +78,15 @@ class Actor:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(self.actor)
         self.actor = None
+
+
+def _places() -> list[str]:
+    """The ids of living nodes, one for each CPU: first one of each node, then a second one, ..."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    cpus = [(k, node["NodeID"]) for node in nodes for k in range(max(1, int(node["Resources"].get("CPU", 1))))]
+    return [node for _, node in sorted(cpus)]
 
 
 def _actor_class() -> type:

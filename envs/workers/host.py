@@ -147,7 +147,8 @@ def in_workers(game: HostGame, chosen: Choice, recipe: tuple[str, int, dict[str,
     except TypeError:
         raise ValueError(f"{game.name}: options of a game in workers must be texts and numbers") from None
     number = actors.connect(chosen.number) if chosen.on_ray else chosen.number
-    workers = [Worker(actors.Actor() if chosen.on_ray else _process(), recipe, patience) for _ in range(number)]
+    channels = [actors.Actor(i) if chosen.on_ray else _process() for i in range(number)]
+    workers = [Worker(channel, recipe, patience) for channel in channels]
     offset = itertools.count()  # tasks that come one at a time go to the workers in turn
 
     def reset(tasks: Sequence[Task]) -> list[Start]:

@@ -34,6 +34,8 @@ class Locked(Rooms):
 
 
 class Unseeded(Rooms):
+    total = 0
+
     def reset(self, seed):
         return f"room {os.getpid()}", {}
 
