@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -86,6 +87,10 @@ def _lines() -> queue.Queue[str]:
 
 
 def main() -> None:
+    # A cluster that stops a run tells all its processes; this one ends with its input. (A function, as programs that an
+    # environment starts would inherit SIG_IGN.)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the environment prints goes to stderr, away from the answers
     lines, server = _lines(), GameServer()
