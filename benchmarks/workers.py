@@ -3,8 +3,8 @@
     python -m benchmarks.workers                            # 64 episodes of 4 turns, 50 ms a step
     python -m benchmarks.workers --ways 1 w8 --ray_python /tmp/ray/bin/python
 
-Ways: a number of processes of one run; w8: eight worker processes beside one; ray:8: as many actors. All of them play
-the same episodes with a built-in model, and each is timed on its second round.
+Ways: a number of processes of one run; w8: eight worker processes beside one; ray:8: as many actors. All play
+the same episodes with a built-in model, which writes two tokens a turn, and each is timed on its second round.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def measure(way: str, address: str, number: int, process: int, seconds: float) -
     make_player = player_maker(game, TurnsConfig(turns="lines"), prompts, "nano_babyai", loaded.tokenizer, room)
     tasks = [("", seed) for seed in range(EPISODES // GROUP) for _ in range(GROUP)]
     for _ in range(2):
-        player, clock = make_player(writer, Sampling(8, temperature=1.0)), time.perf_counter()
+        player, clock = make_player(writer, Sampling(2, temperature=1.0)), time.perf_counter()
         played = play(player, game, tasks, seed=0)
         passed = time.perf_counter() - clock
     turns, digest = sum(len(episode.turns) for episode in played), zlib.crc32(repr(played).encode())

@@ -23,6 +23,7 @@ from nlrl_jax.text.host import divided
 from nlrl_jax.types import HostGame, Outcome, Start
 
 _TO_START = 300.0  # seconds to import what a game needs and to make it
+_OF_LOST = {"board": STOPPED, "optimal": None, "expert": "", "commands": (), "closing_reward": 0.0}
 Task = tuple[str, int]
 
 
@@ -62,6 +63,12 @@ class Worker:
             except WorkerLost as loss:
                 return Outcome(state, STOPPED, done=True, valid=False, error=str(loss))
             return Outcome(RemoteState(self, number), *fields)
+
+    def unless_lost(self, outcome: Outcome) -> Outcome:
+        """The outcome, with an error where its state is lost before it has ended."""
+        if outcome.done or outcome.state.losses == self.losses:
+            return outcome
+        return Outcome(outcome.state, STOPPED, done=True, valid=False, error=self.reason)
 
     def ask_about(self, state: RemoteState, what: str, *arguments: Any) -> Any:
         """Asks about a state. Raises WorkerLost: it is lost, now or before; ValueError: what the game raises."""
@@ -171,7 +178,8 @@ def in_workers(game: HostGame, chosen: Choice, recipe: tuple[str, int, dict[str,
                 outcomes[i] = worker.step(states[i], actions[i])
 
         at_once(advance, workers, [workers.index(state.worker) for state in states])
-        return outcomes
+        # A worker that was lost at a later step of the same call has lost these states, too.
+        return [outcome.state.worker.unless_lost(outcome) for outcome in outcomes]
 
     functions = {name: functools.partial(_of_state, name) for name in generators.OF_STATES if getattr(game, name)}
     game = dataclasses.replace(game, reset=reset, step=step, **functions)
@@ -181,8 +189,11 @@ def in_workers(game: HostGame, chosen: Choice, recipe: tuple[str, int, dict[str,
 
 
 def _of_state(name: str, state: RemoteState) -> Any:
-    """What one of the game's functions of a state returns."""
-    return state.worker.ask_about(state, "of_state", name)
+    """What one of the game's functions of a state returns; of a lost state what says the least."""
+    try:
+        return state.worker.ask_about(state, "of_state", name)
+    except WorkerLost:
+        return _OF_LOST[name]
 
 
 def _process() -> Process:

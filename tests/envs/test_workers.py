@@ -60,7 +60,7 @@ def test_a_lost_worker_costs_its_episodes_and_no_other(remote, fault, says):
     lost = [episode for episode in episodes if episode.error]
     reason = f"its worker process {says} at the action {fault!r} of type str"
     assert [episode.error for episode in lost] == [reason] * 2 and episodes[1] in lost
-    assert all(episode.history.steps[-1].observation.endswith("stopped.") for episode in lost)
+    assert all(episode.steps == 1 and episode.history.steps[-1].observation.endswith("stopped.") for episode in lost)
     assert [episode for episode in episodes if not episode.error] == [
         episode for episode, other in zip(whole, episodes, strict=True) if not other.error
     ]
