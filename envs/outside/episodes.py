@@ -165,7 +165,7 @@ class SlowWatch:
             print(
                 f"note: the steps of {self.name} take longer than {SLOW:g} s; {self.who()} is at its step. An "
                 "environment that hangs in this process cannot be given up: Ctrl-C twice ends the run, and --resume "
-                "continues it",
+                "continues it, with --env_workers in a process that is given up after --env_timeout seconds",
                 file=sys.stderr,
                 flush=True,
             )

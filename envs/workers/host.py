@@ -20,10 +20,10 @@ from nlrl_jax.envs.workers import Choice, actors
 from nlrl_jax.envs.workers.process import Process, WorkerLost, at_once, stop_all
 from nlrl_jax.text import generators
 from nlrl_jax.text.host import divided
-from nlrl_jax.types import HostGame, Outcome, Start
+from nlrl_jax.types import EpisodeFault, HostGame, Outcome, Start
 
 _TO_START = 300.0  # seconds to import what a game needs and to make it
-_OF_LOST = {"board": STOPPED, "optimal": None, "expert": "", "commands": (), "closing_reward": 0.0}
+_OF_LOST = {"board": STOPPED, "optimal": None, "expert": "", "commands": ()}
 Task = tuple[str, int]
 
 
@@ -108,6 +108,8 @@ class Worker:
             at = f" at the action {shown(arguments[-1])}" if what == "step" else ""
             self.losses, self.reason, self.has_game, self.dropped = self.losses + 1, f"{loss}{at}", False, []
             raise WorkerLost(self.reason) from None
+        if answer.get("type") == "EpisodeFault":
+            raise EpisodeFault(answer["error"])
         if "error" in answer:
             is_sentence = answer["type"] in ("ValueError", "GameError")
             raise ValueError(answer["error"] if is_sentence else f"{answer['type']}: {answer['error']}")
@@ -189,10 +191,12 @@ def in_workers(game: HostGame, chosen: Choice, recipe: tuple[str, int, dict[str,
 
 
 def _of_state(name: str, state: RemoteState) -> Any:
-    """What one of the game's functions of a state returns; of a lost state what says the least."""
+    """What one of the game's functions of a state returns; of a lost state what says the least. Raises EpisodeFault."""
     try:
         return state.worker.ask_about(state, "of_state", name)
-    except WorkerLost:
+    except WorkerLost as loss:
+        if name == "closing_reward":
+            raise EpisodeFault(str(loss)) from None
         return _OF_LOST[name]
 
 

@@ -65,7 +65,9 @@ class GameServer:
 
     def content(self, number: int) -> str:
         """A state in bytes, by which two are compared."""
-        return base64.b64encode(pickle.dumps(self.states[number])).decode()
+        from nlrl_jax.text import generators
+
+        return base64.b64encode(pickle.dumps(generators.content(self.states[number]))).decode()
 
     def _add(self, state: Any) -> int:
         self.count += 1
