@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 
+from nlrl_jax.types import Written
+
 EPISODES, GROUP, TURNS = 64, 4, 4
 GAME = "benchmarks.workers:Sleeper"
 
@@ -39,7 +41,17 @@ class Sleeper:
         return f"Hall {self.seed + self.steps}.", float(len(action) % 3), False, False, {}
 
 
-def measure(way: str, address: str, number: int, process: int, seconds: float) -> None:
+class SameWords:
+    """A model that computes nothing: it writes the same two tokens in every turn."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def write(self, prompts, sampling, role, seed, stop):
+        return [Written((40, 41), (-1.0, -1.0), True) for _ in prompts]
+
+
+def measure(way: str, address: str, number: int, process: int, seconds: float, model: str) -> None:
     """Plays two rounds and prints turns per second, and a hash of what was played, from the first process."""
     import zlib
 
@@ -61,8 +73,10 @@ def measure(way: str, address: str, number: int, process: int, seconds: float) -
     loaded = players.load("nano_babyai", "", LoraConfig(rank=2), mesh)
     env_workers = way.removeprefix("w") if not way.isdecimal() else ""
     game = shared(envs.make_host(f"{GAME}?seconds={seconds}", env_workers=env_workers))
-    model = Transformer(loaded.config, mesh=mesh)
-    writer = LocalModel(model, {"params": loaded.params}, loaded.tokenizer)
+    if model == "none":
+        writer = SameWords(loaded.tokenizer)
+    else:
+        writer = LocalModel(Transformer(loaded.config, mesh=mesh), {"params": loaded.params}, loaded.tokenizer)
     prompts, room = PromptConfig(prompt="compact"), loaded.config.max_positions
     make_player = player_maker(game, TurnsConfig(turns="lines"), prompts, "nano_babyai", loaded.tokenizer, room)
     tasks = [("", seed) for seed in range(EPISODES // GROUP) for _ in range(GROUP)]
@@ -86,7 +100,7 @@ def run(way: str, options: argparse.Namespace) -> list[str]:
         children = [
             subprocess.Popen(
                 [python, "-m", "benchmarks.workers", "--child", way, address, str(number), str(process)]
-                + ["--seconds", str(options.seconds)],
+                + ["--seconds", str(options.seconds), "--model", options.model],
                 stdout=output, env={**os.environ, **variables},
             )
             for process in range(number)
@@ -101,12 +115,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ways", nargs="+", default=["1", "2", "w2", "w4", "w8"])
     parser.add_argument("--seconds", type=float, default=0.05, help="that a step sleeps")
+    parser.add_argument("--model", default="nano_babyai", help="or none: environments and what is exchanged alone")
     parser.add_argument("--ray_python", default=sys.executable, help="a Python that has ray, for ray:N")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         way, address, number, process = options.child
-        measure(way, address, int(number), int(process), options.seconds)
+        measure(way, address, int(number), int(process), options.seconds, options.model)
         return
     first = None
     print("way     turns/s  times the first   s    the same episodes")
