@@ -6,6 +6,8 @@ Nothing heavy is imported until a game is made (gymnax alone takes seconds to im
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -244,9 +246,25 @@ def _unknown(name: str, kind: type) -> ValueError:
     close = difflib.get_close_matches(name.lower(), names, n=1)
     stem = name.removesuffix(".py")
     module, dot, attribute = stem.rpartition(".")
-    if pathlib.Path(f"{stem.replace('.', '/')}.py").is_file():
-        close = [f"{stem}:{function}"]
+    path = pathlib.Path(f"{stem.replace('.', '/')}.py")
+    if path.is_file():
+        close = [f"{stem}:{(kind is HostGame and _environment_in(path)) or function}"]
     elif dot and all(part.isidentifier() for part in stem.split(".")):
         close = [f"{module}:{attribute}"]
+    if kind is HostGame and (scheme := name.partition("/")[0].lower()) in outside.SCHEMES:
+        close = [f"{scheme}:{name.partition('/')[2]}"]
     hint = f"did you mean {close[0]}? There are" if close and name else "choose one of"
-    return ValueError(f"unknown game {name!r}; {hint} {', '.join(names)}, or your own as my_module:{function}")
+    others = f"another package's, such as {outside.HELP}, " if kind is HostGame else ""
+    return ValueError(f"unknown game {name!r}; {hint} {', '.join(names)}, {others}or your own as my_module:{function}")
+
+
+def _environment_in(path: pathlib.Path) -> str:
+    """The first class with a method `reset` in a file of Python, which is not run; "" where there is none."""
+    with contextlib.suppress(SyntaxError, UnicodeDecodeError):
+        for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, ast.ClassDef) and any(
+                isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name == "reset"
+                for part in statement.body
+            ):
+                return statement.name
+    return ""

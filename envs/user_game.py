@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.envs import user_host_game
+from nlrl_jax.envs import outside, user_host_game
 from nlrl_jax.envs.code_location import code_location
 from nlrl_jax.envs.outside import classes
 from nlrl_jax.text.template import Template
@@ -24,6 +24,8 @@ PLAYED_BY = {  # kind of game -> the scripts whose --game it may be
     ControlGame: "reproduce_ultra",
     BoardGame: "train_language_td (breakthrough) and train_language_actor_critic (tic_tac_toe)",
 }
+# What a name of another package's environment may begin with -> its scheme.
+_SCHEMES_MEANT = {**{scheme: scheme for scheme in outside.SCHEMES}, "gym": "gymnasium", "ta": "textarena"}
 STEP = "observation, state, reward, terminated, info"
 
 
@@ -48,7 +50,9 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # a module that the game's own module imports
-        raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH") from None
+        scheme = _SCHEMES_MEANT.get(module_name.lower(), "")
+        hint = f"; did you mean {scheme}:{attribute}?" if scheme else ""
+        raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH{hint}") from None
     game, called = getattr(module, attribute, None), False
     if HostGame in kinds and inspect.isclass(game) and classes.is_environment(game):
         with _blamed(name):
@@ -59,7 +63,10 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
             parameters = inspect.signature(game).parameters
             takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
             left_out = {key for key in without if key not in parameters and not takes_any}
-            game = game(**{key: value for key, value in options.items() if key not in left_out})
+            maker = game
+            game = maker(**{key: value for key, value in options.items() if key not in left_out})
+            if HostGame in kinds and classes.is_environment(game):
+                return classes.host_game(name, maker, **{key: options[key] for key in options if key not in left_out})
     if not isinstance(game, kinds):
         raise _another_kind(name, game, kinds, module, called)
     if isinstance(game, TextGame):
@@ -76,12 +83,21 @@ def _another_kind(name: str, game, kinds: tuple[type, ...], module, called: bool
         if isinstance(game, kind):
             hint = f"; it is a {kind.__name__}, a kind that is played by {scripts}"
             return ValueError(f"game {name!r}: {module_name} has no {expected} named {attribute!r}{hint}")
+    if classes.is_environment(game) and not called:
+        hint = f"name its class, {module_name}:{type(game).__name__}, of which each episode has an instance of its own"
+        return ValueError(f"game {name!r}: {module_name} has no {expected} named {attribute!r}; {hint}")
     if called:
         returned = user_host_game.shown(game)
         return ValueError(f"game {name!r}: {attribute}() returned {returned}; it must return a {expected}")
-    offered = [key for key, value in vars(module).items() if isinstance(value, kinds) or inspect.isfunction(value)]
+    offered = [key for key, value in vars(module).items() if _may_be_meant(value, kinds, module)]
     hint = f"; it has {', '.join(offered) or 'no function'}"
     return ValueError(f"game {name!r}: {module_name} has no {expected} named {attribute!r}{hint}")
+
+
+def _may_be_meant(value, kinds: tuple[type, ...], module) -> bool:
+    """Whether a value of the user's module is a game of these kinds, or could make one."""
+    is_class = HostGame in kinds and inspect.isclass(value) and value.__module__ == module.__name__
+    return isinstance(value, kinds) or inspect.isfunction(value) or is_class and classes.is_environment(value)
 
 
 _FIELDS = {

@@ -22,8 +22,11 @@ def tool_fields(env: Any) -> dict[str, Any]:
         from transformers.utils import get_json_schema
     except ModuleNotFoundError:
         raise ValueError("tools are described by transformers; run pip install 'nlrl_jax[hub]'") from None
-    if not callable(getattr(env, "get_reward", None)):
-        raise ValueError(f"{type(env).__name__} has no get_reward(), so that there is nothing to learn from")
+    if not callable(getattr(env, "get_reward", None)) and not hasattr(env, "reward"):
+        raise ValueError(
+            f"{type(env).__name__} has no get_reward(), so that there is nothing to learn from; add one that returns a "
+            "number, or set an attribute `reward` in its __init__"
+        )
     schemas, signatures = [], []
     for name, method in _methods(env).items():
         try:
@@ -70,10 +73,16 @@ def call_tool(episode: LiveEpisode, action: str) -> Outcome:
 
 
 def _earned(env: Any) -> float:
-    """What an episode has earned in the end. Raises ValueError: nothing was said."""
-    reward = waited(env.get_reward())
+    """What an episode has earned in the end: what get_reward returns, or else the attribute `reward`.
+
+    Raises:
+      ValueError: it is None.
+    """
+    has_method = callable(getattr(env, "get_reward", None))
+    reward = waited(env.get_reward()) if has_method else env.reward
     if reward is None:
-        raise ValueError("get_reward returned None; it must return a number, 0 where there is none")
+        said = "get_reward returned" if has_method else "the attribute `reward` is"
+        raise ValueError(f"{said} None; it must be a number, 0 where there is none")
     return reward
 
 

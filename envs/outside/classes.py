@@ -2,9 +2,10 @@
 
 Two kinds are known by their methods. TRL's (1.16, `environment_factory`): `reset(**kwargs)` returns a text or None,
 each other public method, typed and with a docstring in Google's style, is a tool, and `get_reward()` is asked once at
-the end. Gymnasium's with texts: `reset(seed=...)` returns (observation, info), and `step(text)` (observation, reward,
-terminated, truncated, info). What either may say about itself, as attributes: `rules` (else its docstring),
-`max_steps`, `actions` and `reply_form` (a name in `roles.reply_forms.FORMS`), and while it is played `done`.
+the end, or where there is none the attribute `reward`. Gymnasium's with texts: `reset(seed=...)` returns (observation,
+info), and `step(text)` (observation, reward, terminated, truncated, info). What either may say about itself, as
+attributes: `rules` (else its docstring), `max_steps`, `actions` and `reply_form` (a name in
+`roles.reply_forms.FORMS`), and while it is played `done`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ def host_game(name: str, factory: Callable[..., Any], max_steps: int = 0, data: 
         returned = waited(env.reset(**outside.accepted(env.reset, {"seed": seed, **row})))
         observation = returned[0] if isinstance(returned, tuple) and not with_tools else returned
         if not isinstance(observation, str | None):
-            raise ValueError(f"reset returned {type(observation).__name__}; it must return a string or None")
+            raise ValueError(
+                f"reset returned {type(observation).__name__}; it must return a string or None. What observes numbers "
+                "needs words: in reset and step, or registered with Gymnasium and played as "
+                "gymnasium:ID?describe=my_module:describe"
+            )
         return Beginning(env, _prompt(row) or rules, observation or "", getattr(env, "done", False) is True)
 
     common = {

@@ -7,6 +7,7 @@ numbers, other observations are drawn (`render_mode="ansi"`) or printed. Two fun
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import sys
@@ -47,7 +48,9 @@ def host_game(name: str, max_steps: int = 0, describe: str = "", act: str = "", 
         options |= {"render_mode": "ansi"} if drawn else {}
         env = gymnasium.make(name, **options)
     except (gymnasium.error.Error, TypeError) as error:
-        raise ValueError(f"gymnasium.make({name!r}) fails: {error}") from None
+        close = difflib.get_close_matches(name, gymnasium.registry, n=3)
+        hint = f"; did you mean {' or '.join(close)}?" if close and name not in gymnasium.registry else ""
+        raise ValueError(f"gymnasium.make({name!r}) fails: {error}{hint}") from None
     space = env.action_space
     to_action = outside.function_named(act, "act") if act else None
     actions = () if to_action else _actions(name, space, words)

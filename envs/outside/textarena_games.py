@@ -119,6 +119,7 @@ def _made(name: str, options: dict[str, Any]) -> Any:
 def _least_players(name: str, options: dict[str, Any]) -> int:
     """Finds the smallest number of players that a game begins with; games refuse others by assertions of their own."""
     errors = []
+    _made(name, options)  # an option that it does not take is no matter of players
     for players in range(1, 9):
         try:
             _made(name, options).reset(num_players=players, seed=0)

@@ -118,7 +118,7 @@ FAULTY = {
     "Unseeded": "does not follow its seed: two episodes of seed 0 began with ",
     "Count?size=3": "Count() takes no arguments",
     "Count?size": "'size' is no option; write my_classes:Count?option=value",
-    "one": "has no HostGame or TextGame named 'one'",
+    "one": "has no HostGame or TextGame named 'one'; name its class, my_classes:Count, of which each episode has an",
 }
 
 
@@ -169,6 +169,47 @@ def test_a_class_of_tools():
     assert texts[3].startswith("This call cannot be read.")
     assert [outcome.valid for outcome in outcomes] == [True, False, False, False, True, True]
     assert [outcome.reward for outcome in outcomes] == [0, 0, 0, 0, 0, 1] and outcomes[-1].done
+
+
+class Attribute:
+    """Paid by an attribute, as TRL's examples are."""
+
+    def __init__(self):
+        self.reward = 0.0
+
+    def reset(self, **task):
+        self.reward = 0.0
+
+    def press(self, times: int) -> str:
+        """Presses.
+
+        Args:
+            times: how often.
+        """
+        self.reward += times
+        return "pressed"
+
+
+def test_an_attribute_may_stand_for_get_reward(my_classes):
+    my_classes.make = lambda: Attribute()
+    for name in ("my_classes:Attribute", "my_classes:make"):  # a function may make the environments, too
+        _, outcomes = stepped(envs.make_host(name), call("press", times=2), "Done.")
+        assert [outcome.reward for outcome in outcomes] == [0, 2] and outcomes[-1].done
+
+
+@pytest.mark.parametrize("name, says", [
+    ("TextArena:Nim-v0", "did you mean textarena:Nim-v0?"), ("gym:FrozenLake-v1", "mean gymnasium:FrozenLake-v1?"),
+    ("textarena/Nim-v0", "did you mean textarena:Nim-v0? There are "), ("mine", "did you mean mine:Tools? There are "),
+    ("mine.py", "did you mean mine:Tools? "), ("mine:tools", "named 'tools'; it has Tools"), ("Nim-v0", "another package's, such as gem:game:GuessTheNumber-v0-easy"),
+])  # fmt: skip
+def test_a_name_that_is_nearly_right_is_understood(name, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text("class Tool:\n    pass\nclass Tools(Tool):\n    def reset(self):\n        pass\n")
+    with pytest.raises(ValueError) as error:
+        envs.make_host(name)
+    assert says in str(error.value)
+    sys.modules.pop("mine", None)
 
 
 def test_an_episode_of_tools_that_is_cut_off_is_paid_too():
@@ -313,6 +354,7 @@ def test_functions_of_ones_own_for_gymnasium(my_classes):
     ("gymnasium:Nope-v1", "Environment `Nope` doesn't exist"),
     ("gymnasium:Pendulum-v1", "for which there are no words; give ?act=my_module:function"),
     ("gymnasium:FrozenLake-v1?map_name=None", "does not follow its seed: two episodes of seed 0 began with '"),
+    ("gymnasium:FrozenLake", "did you mean FrozenLake-v1 or "),
     ("gymnasium:FrozenLake-v1?size=3", "unexpected keyword argument 'size'"),
     ("gymnasium:Pendulum-v1?act=nowhere:act", "act=nowhere:act: No module named 'nowhere'; write my_module:function"),
     ("openenv:http://127.0.0.1:9", "there is no OpenEnv server at http://127.0.0.1:9: "),

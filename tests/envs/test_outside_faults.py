@@ -143,7 +143,7 @@ def test_a_tool_that_fails_tells_the_model(how, says):
 
 
 PAYS = {
-    None: "get_reward returned None; it must return a number",
+    None: "get_reward returned None; it must be a number",
     "raise": f"RuntimeError: no reward today ({HERE}, line ",
     float("nan"): "the environment paid the reward nan",
 }

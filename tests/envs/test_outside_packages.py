@@ -115,7 +115,7 @@ def test_textarena_s_opponents(monkeypatch):
     assert " X | 1 | 2 " in outcomes[0][0] and " X |   | X " not in outcomes[0][0]
     assert outcomes[-1][1:] == (1.0, True, True, True)
     free = envs.make_host("textarena:TicTacToe-v0", opponent=lambda heard: "You took [4], so I take [0].")
-    assert " O | 1 | 2 " in played(free, ["[4]"])[0][0]
+    assert " X | 1 | 2 " in played(free, ["[4]"])[0][0]
     chance = envs.make_host("textarena:TicTacToe-v0")
     firsts = {played(chance, ["[4]"], seed)[0][0] for seed in range(8)}
     assert len(firsts) > 2 and all("placed their symbol (X)" in first for first in firsts)
