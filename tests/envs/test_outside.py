@@ -200,7 +200,8 @@ def test_an_attribute_may_stand_for_get_reward(my_classes):
 @pytest.mark.parametrize("name, says", [
     ("TextArena:Nim-v0", "did you mean textarena:Nim-v0?"), ("gym:FrozenLake-v1", "mean gymnasium:FrozenLake-v1?"),
     ("textarena/Nim-v0", "did you mean textarena:Nim-v0? There are "), ("mine", "did you mean mine:Tools? There are "),
-    ("mine.py", "did you mean mine:Tools? "), ("mine:tools", "named 'tools'; it has Tools"), ("Nim-v0", "another package's, such as gem:game:GuessTheNumber-v0-easy"),
+    ("mine.py", "did you mean mine:Tools? "), ("mine:tools", "named 'tools'; it has Tools"),
+    ("Nim-v0", "another package's, such as gem:game:GuessTheNumber-v0-easy"),
 ])  # fmt: skip
 def test_a_name_that_is_nearly_right_is_understood(name, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
