@@ -77,7 +77,8 @@ def host_game(
     reader = reply_forms.FORMS[form].action_in
     if form == "brackets":
         reader = reply_forms.with_marks(reader, "[{}]")
-    reply = None if opponent == "random" else _opponent(opponent, reader)
+    example = reply_forms.FORMS[form].example
+    reply = None if opponent == "random" else _opponent(opponent, reader, example)
     limit = new_episode("", 0).env.env.state.max_turns
     # An invalid move is no turn, and each turn forgives one.
     horizon = 2 * limit + 2 if limit else _HORIZON
@@ -90,19 +91,25 @@ def host_game(
         max_steps=max_steps or horizon,
         score="reward",
         read_action=reader,
-        reply_form=reply_forms.FORMS[form].example,
+        reply_form=example,
     )
 
 
-def _opponent(opponent: str | Callable[[str], str], reader: Callable[[str], str | None]) -> Callable[[str], str]:
-    """The function that plays the others. Raises ValueError: there is none of this name."""
+def _opponent(
+    opponent: str | Callable[[str], str], reader: Callable[[str], str | None], example: str
+) -> Callable[[str], str]:
+    """The function that plays the others. Raises ValueError: there is none of this name.
+
+    Args:
+      reader, example: of actions in free replies, and the sentence that shows their form.
+    """
     if not callable(opponent):
         if ":" not in str(opponent):
             raise ValueError(f"opponent={opponent}: write my_module:function, or --opponent {opponent} for a model")
         return outside.function_named(opponent, "opponent")
 
     def reply(heard: str) -> str:
-        text = opponent(heard)
+        text = opponent(f"{heard}\n{example}".strip())
         return reader(text) or text
 
     return reply

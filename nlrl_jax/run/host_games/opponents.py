@@ -70,5 +70,5 @@ def _prompt(tokenizer: Tokenizer, heard: str, room: int) -> tuple[tuple[int, ...
         if len(tokens) <= room or not shown:
             return tokens, text
         # The rules stand at the beginning, what is to be answered at the end.
-        kept = len(shown) // 3
-        shown = f"{shown[:kept]}\n[...]\n{shown[-kept:]}" if kept > 10 else ""
+        third = len(shown) // 3
+        shown = f"{shown[:third]}\n[...]\n{shown[-third:]}" if third > 10 else ""
