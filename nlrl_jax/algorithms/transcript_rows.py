@@ -64,7 +64,10 @@ class TranscriptRows(NamedTuple):
 
         hidden, _ = policy.model.apply(variables, self.tokens, self.positions, prefix=prefix, segments=self.segments)
         targets = take(self.tokens, self.at)
-        return token_log_probs(policy.model, variables, take(hidden, self.at - 1), targets, policy.temperature)
+        learned = take(hidden, self.at - 1)
+        # On a mesh rows are on several devices, which would have to agree on what to leave out.
+        counts = self.weights > 0 if policy.model.mesh is None else None
+        return token_log_probs(policy.model, variables, learned, targets, policy.temperature, counts=counts)
 
     def loss(self, objective: Loss, new: jax.Array, old: jax.Array, reference: jax.Array) -> Any:
         """The objective of one micro-batch, in which each token has the advantage of its own turn."""

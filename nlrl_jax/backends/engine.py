@@ -131,7 +131,7 @@ class RowBatch:
         self, call: Call, queue: deque[int], texts: Sequence[Text], beginnings: Sequence[Text], S: int, draw: Draw
     ):
         self.call, self.queue, self.texts, self.beginnings, self.draw = call, queue, texts, beginnings, draw
-        R = shapes.row_count(len(queue), call.network.rows, call.exact_shapes)
+        R = shapes.row_count(len(queue), call.network.rows, call.exact_shapes, call.fine_rows)
         self.S, self.N = S, batching.bucket(draw.sampling.max_tokens)
         self.rows = put_on_device(call.network, _empty_rows(call.network.model, R, S + self.N, self.N))
         self.index, self.occupant, self.used = S - 1, np.full(R, -1), np.zeros(R, np.int32)
@@ -139,7 +139,7 @@ class RowBatch:
     @property
     def smaller(self) -> int:
         """Rows of the batch in which the last ones go on."""
-        return shapes.smaller_row_count(len(self.occupant), self.call.exact_shapes)
+        return shapes.smaller_row_count(len(self.occupant), self.call.exact_shapes, self.call.fine_rows)
 
     # 2. Admit
 
@@ -240,6 +240,8 @@ class RowBatch:
         R, runs, size = len(self.occupant), np.flatnonzero(self.occupant >= 0), self.smaller
         if self.queue or not 0 < len(runs) <= size < R:
             return
+        if self.call.fine_rows:  # several sizes at once, where so many rows have ended in the same step
+            size = shapes.row_count(len(runs), size, exact=True, fine=True)
         pad = (0, size - len(runs))
         which_r = np.pad(runs, pad, constant_values=R).astype(np.int32)
         self.rows = _bring_together(self.rows, which_r, self.call.network.model.mesh)

@@ -10,10 +10,14 @@ from __future__ import annotations
 from nlrl_jax.backends import batching
 
 SHORTEST = 64  # slots of a text at least
-GROWING = 256  # the same in a session of a small model, whose texts grow
+GROWING = 256  # the same in a session, whose texts grow, where slots cost little
+CHEAP = 1024  # slots a row, to which texts may grow where those of all rows take an eighth of the weights at most
 # Tokens of a text that are read at once, and of how many texts, where few are left: some 64 tokens fill a core.
 CHUNKS = {4: 8, 32: 2}
 EXACT_CHUNKS = {4: 8, 32: 8, 256: 8}  # those of a large model or an accelerator
+# Rows of a large model on a CPU: each takes a tenth of a step of 8, but a program takes as long to compile as some
+# sixty steps.
+FINE_ROWS = (1, 2, 4, 6, 8)
 FEW, MANY = 24, 64  # texts up to which they are few, and how many of more are read at once
 LEAST_PREFIX, EXACT_LEAST_PREFIX = 256, 32  # tokens: shorter prefixes are part of each row
 
@@ -27,9 +31,11 @@ def text_slots(longest: int, room: int, grows: bool) -> int:
     return max(min(slots, batching.bucket(room, SHORTEST)), batching.bucket(longest, SHORTEST))
 
 
-def row_count(n: int, max_rows: int, exact: bool) -> int:
-    """R for n rows: 8, 24, 64, 192, ...; where each wasted row is dear (`exact`) powers of two. Never above
-    `max_rows`."""
+def row_count(n: int, max_rows: int, exact: bool, fine: bool = False) -> int:
+    """R for n rows: 8, 24, 64, 192, ...; where each wasted row is dear (`exact`) powers of two, and `fine` 6 too. Never
+    above `max_rows`."""
+    if fine and n <= max(FINE_ROWS):
+        return min(next(rows for rows in FINE_ROWS if rows >= n), max_rows)
     rows, factors = (1, (2, 2)) if exact else (8, (3, 8 / 3))
     at = 0
     while rows < min(n, max_rows):
@@ -37,8 +43,14 @@ def row_count(n: int, max_rows: int, exact: bool) -> int:
     return min(rows, max_rows)
 
 
-def smaller_row_count(rows: int, exact: bool) -> int:
-    """Rows of the batch in which the last of so many rows go on; `rows` where a smaller one does not pay."""
+def smaller_row_count(rows: int, exact: bool, fine: bool = False) -> int:
+    """Rows of the batch in which the last of so many rows go on; `rows` where a smaller one does not pay.
+
+    Args:
+      fine: down to a single row in several steps.
+    """
+    if fine:
+        return max((size for size in (*FINE_ROWS, rows // 4) if 0 < size < rows), default=rows)
     if exact:
         return rows // 4 if rows >= 8 else rows
     return max((size for size in (8, 24, 64, 192, 512) if size <= rows // 2), default=rows)

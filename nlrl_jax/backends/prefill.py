@@ -16,7 +16,7 @@ import numpy as np
 
 from nlrl_jax.backends import batching
 from nlrl_jax.backends import engine_shapes as shapes
-from nlrl_jax.backends.session import Session, Text, TextCache, common_length
+from nlrl_jax.backends.session import Session, Text, TextCache, common_length, token_bytes, weight_bytes
 from nlrl_jax.lm import acting, kv_rows
 from nlrl_jax.lm.cache import HeadKeyValues, KeyValues
 from nlrl_jax.lm.programs import PROGRAMS
@@ -59,7 +59,7 @@ class Call:
     """What is the same for all texts of a call: the network, the cache, the prefix and the choice of shapes.
 
     P: tokens of the prefix, which all texts begin with, and prefix_kv [layers, P, K, D] of them; 0 and None without.
-    exact_shapes, grows: see `engine_shapes`. room: positions of the model.
+    exact_shapes, fine_rows, grows: see `engine_shapes`. room: positions of the model.
     is_recurrent: a text goes on only from a snapshot of its states (see `TextCache`).
     """
 
@@ -68,8 +68,11 @@ class Call:
         config = network.model.config
         self.is_recurrent = config.num_linear_layers > 0
         self.is_large = acting.is_large(config)
-        self.exact_shapes = self.is_large or jax.default_backend() != "cpu"
-        self.grows = cache.lasting and (session.few_lengths or not self.exact_shapes)
+        on_cpu = jax.default_backend() == "cpu"
+        self.exact_shapes, self.fine_rows = self.is_large or not on_cpu, self.is_large and on_cpu
+        slots_bytes = min(len(beginnings), network.rows) * shapes.CHEAP * token_bytes(config)
+        are_cheap = not self.exact_shapes or (on_cpu and 8 * slots_bytes <= weight_bytes(config))
+        self.grows = cache.lasting and (session.few_lengths or are_cheap)
         self.room = config.max_positions
         self.P, self.prefix_kv = 0, None
         self.grow_pool()
@@ -84,7 +87,7 @@ class Call:
 
     def _choose_prefix(self, beginnings: Sequence[Text]) -> Text:
         """What all texts of the cache's first call with several begin with, or () where this call's do not."""
-        if len(beginnings) < 2:
+        if len(beginnings) < 2 and self.cache.prefix is None:
             return ()
         first = min(beginnings)
         shared = common_length(first, max(beginnings))  # the two that differ first

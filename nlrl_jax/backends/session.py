@@ -60,6 +60,11 @@ def token_bytes(config: ModelConfig) -> int:
     return 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim * itemsize
 
 
+def weight_bytes(config: ModelConfig) -> int:
+    """Bytes of the weights that are read for each token."""
+    return config.num_params * (2 if config.dtype in ("bfloat16", "float16") else 4)
+
+
 def state_bytes(config: ModelConfig) -> int:
     """Bytes of a text's states; 0 where all layers are attention."""
     shapes = jax.eval_shape(lambda: empty_states(config, 1))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -90,15 +93,33 @@ logits.defvjp(lambda *args: (logits(*args), args), _logits_bwd)
 
 @jax.custom_vjp
 def log_probs(
-    hidden: jax.Array, table: jax.Array, ready: jax.Array, targets: jax.Array, temperature: jax.Array
+    hidden: jax.Array,
+    table: jax.Array,
+    ready: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array,
+    any_counts: jax.Array | None = None,
 ) -> jax.Array:
     """log softmax(hidden [..., H] @ table [H, V] / temperature) at targets [...], float32 [...].
 
     The gradient of a row's log-probability is known but for the factor that comes back to it: the forward pass of a
     gradient leaves it, [..., H], in place of computing the logits again. `table` and `ready` are those of `logits`.
+    any_counts: bool []; where it is False, nothing is computed: 0, with no gradient.
     """
-    scaled = logits(hidden, table, ready) / temperature
-    return _at(scaled, targets) - jax.nn.logsumexp(scaled, axis=-1)
+
+    def compute():
+        scaled = logits(hidden, table, ready) / temperature
+        return _at(scaled, targets) - jax.nn.logsumexp(scaled, axis=-1)
+
+    return _unless_nothing_counts(compute, any_counts)
+
+
+def _unless_nothing_counts(compute: Callable[[], Any], any_counts: jax.Array | None) -> Any:
+    """What `compute` returns, or zeros like it."""
+    if any_counts is None:
+        return compute()
+    shapes = jax.eval_shape(compute)
+    return jax.lax.cond(any_counts, compute, lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
 
 
 def _at(logits_V: jax.Array, targets: jax.Array) -> jax.Array:
@@ -111,13 +132,17 @@ def _slopes(scaled: jax.Array, normalizers: jax.Array, targets: jax.Array, tempe
     return (is_target - jnp.exp(scaled - normalizers[..., None])) / temperature
 
 
-def _log_probs_fwd(hidden, table, ready, targets, temperature):
-    scaled = logits(hidden, table, ready) / temperature
-    normalizers = jax.nn.logsumexp(scaled, axis=-1)
-    slopes_V = _slopes(scaled, normalizers, targets, temperature)
-    slopes_H = jnp.matmul(slopes_V.astype(hidden.dtype), ready.T, preferred_element_type=jnp.float32)
-    residuals = hidden, table, ready, targets, temperature, normalizers, slopes_H
-    return _at(scaled, targets) - normalizers, residuals
+def _log_probs_fwd(hidden, table, ready, targets, temperature, any_counts=None):
+    def compute():
+        scaled = logits(hidden, table, ready) / temperature
+        normalizers = jax.nn.logsumexp(scaled, axis=-1)
+        slopes_V = _slopes(scaled, normalizers, targets, temperature)
+        slopes_H = jnp.matmul(slopes_V.astype(hidden.dtype), ready.T, preferred_element_type=jnp.float32)
+        return _at(scaled, targets) - normalizers, normalizers, slopes_H
+
+    # The branch stands inside of the rule: differentiated itself, it would hand on the table as a residual of its own.
+    value, normalizers, slopes_H = _unless_nothing_counts(compute, any_counts)
+    return value, (hidden, table, ready, targets, temperature, normalizers, slopes_H)
 
 
 def _log_probs_bwd(residuals, g):
@@ -128,7 +153,7 @@ def _log_probs_bwd(residuals, g):
     dlogits = (g[..., None] * _slopes(scaled, normalizers, targets, temperature)).astype(hidden.dtype)
     dtable = _transposed(hidden, dlogits).astype(table.dtype)
     dtemperature = -jnp.sum(g * jnp.sum(hidden.astype(jnp.float32) * slopes_H, axis=-1)) / temperature
-    return dhidden, dtable, jnp.zeros_like(ready), None, dtemperature.astype(temperature.dtype)
+    return dhidden, dtable, jnp.zeros_like(ready), None, dtemperature.astype(temperature.dtype), None
 
 
 log_probs.defvjp(_log_probs_fwd, _log_probs_bwd)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.lm import products
+from nlrl_jax.lm import acting, products
 from nlrl_jax.lm.cache import KeyValues, prefix_length
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import platform_of, whole_rows
@@ -57,16 +57,19 @@ def token_log_probs(
     targets: jax.Array,
     temperature: float = 1.0,
     chunk: int | None = None,
+    counts: jax.Array | None = None,
 ) -> jax.Array:
     """log softmax(unembed(hidden) / temperature)[targets] -> float32 [B, N], in chunks of tokens.
 
-    The backward pass recomputes a chunk's logits instead of keeping them; where the head is most of the model, the
-    forward pass leaves a gradient instead (`products.log_probs`: other bits, a third less work).
+    The backward pass recomputes a chunk's logits instead of keeping them; with `counts` in large models, and where the
+    head is most of the model, the forward pass leaves a gradient instead (`products.log_probs`: other bits, a third
+    less work).
 
     Args:
       hidden: [B, N, H].
       targets: int32 [B, N].
       chunk: tokens at a time, a multiple of B; by default as many as keep C * V on a device below `CHUNK_ELEMENTS`.
+      counts: bool [B, N], tokens that are asked for; in a large model a chunk without any is not computed, and is 0.
     """
 
     head = model.apply(variables, hidden.dtype, method="head")  # once for all chunks and both passes
@@ -76,20 +79,27 @@ def token_log_probs(
         picked = jnp.take_along_axis(logits, targets_c[..., None], axis=-1)[..., 0]
         return picked - jax.nn.logsumexp(logits, axis=-1)
 
-    def of_chunk_once(hidden_c, targets_c):
-        return products.log_probs(hidden_c, *head, targets_c, jnp.asarray(temperature, jnp.float32))
+    def of_chunk_once(hidden_c, targets_c, any_counts=None):
+        return products.log_probs(hidden_c, *head, targets_c, jnp.asarray(temperature, jnp.float32), any_counts)
 
     B, N, H = hidden.shape
     size = max(1, (chunk or _chunk(model)) // B)  # tokens of each row: rows stay on their devices
     if N <= size:
         return of_chunk(hidden, targets)
     chunks = -(-N // size)
+    skips = counts is not None and acting.is_large(model.config)
+    if skips:
+        size = -(-N // chunks)  # chunks of equal sizes have less padding
     fill = ((0, 0), (0, chunks * size - N))
     hidden = jnp.pad(hidden, (*fill, (0, 0))).reshape(B, chunks, size, H).swapaxes(0, 1)
     targets = jnp.pad(targets, fill).reshape(B, chunks, size).swapaxes(0, 1)
     # In a scan nothing can be shared between the passes, so the barriers that `prevent_cse` adds only cost time.
-    step = of_chunk_once if _is_mostly_head(model.config) else jax.checkpoint(of_chunk, prevent_cse=False)
-    _, log_probs = jax.lax.scan(lambda _, x: (None, step(*x)), None, (hidden, targets))
+    inputs = hidden, targets
+    if skips:
+        inputs += (jnp.pad(counts, fill).reshape(B, chunks, size).any((0, 2)),)
+    once = skips or _is_mostly_head(model.config)
+    step = of_chunk_once if once else jax.checkpoint(of_chunk, prevent_cse=False)
+    _, log_probs = jax.lax.scan(lambda _, x: (None, step(*x)), None, inputs)
     return log_probs.swapaxes(0, 1).reshape(B, -1)[:, :N]
 
 

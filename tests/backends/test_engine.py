@@ -99,7 +99,7 @@ def test_a_large_model_answers_alike(plain, monkeypatch):
     for _ in range(2):
         agree(model.complete(chats, sampling, "policy"), want)
     assert isinstance(model.kv_session.views(model.model, model.variables)["params"]["blocks"], tuple)
-    assert set(together) == {2}
+    assert 6 in together and set(together) <= {1, 2, 4, 6}
 
 
 @pytest.mark.parametrize(
@@ -215,3 +215,18 @@ def test_programs_that_are_forgotten_change_nothing(keeping, expected, monkeypat
         monkeypatch.setattr(module, "PROGRAMS", owner)
     agree(episode(keeping), expected)
     assert len(forgotten) > 2
+
+
+def test_the_last_text_reads_the_prefix_of_those_before_it(keeping, monkeypatch):
+    monkeypatch.setattr(engine_shapes, "LEAST_PREFIX", 16)
+    texts = [tuple(keeping.tokenizer.encode(f"{RULES}Goal {g}.\n")) for g in range(3)]
+    prefixes = []
+    decode = engine._decode
+    monkeypatch.setattr(engine, "_decode", lambda *args: prefixes.append(args[7]) or decode(*args))
+    first = keeping.write(texts, GREEDY, "policy")
+    longer = texts[0] + first[0].tokens
+    (alone,) = keeping.write([longer], GREEDY, "policy")
+    assert len(prefixes) >= 2 and all(prefix is not None for prefix in prefixes)
+    (fresh,) = with_session(keeping).write([longer], GREEDY, "policy")
+    assert prefixes[-1] is None and alone.tokens == fresh.tokens
+    np.testing.assert_allclose(alone.log_probs, fresh.log_probs, atol=1e-4)

@@ -46,3 +46,17 @@ def test_prefixes_are_powers_of_two():
 def test_few_texts_are_read_in_small_blocks(exact, new, texts):
     assert {n: shapes.block(n, new, 256, 1000, exact)[0] for n in texts} == texts
     assert shapes.block(max(texts), new, 256, 4, exact)[0] == 4
+
+
+@pytest.mark.parametrize(
+    "exact, fine, sizes", [(True, True, [64, 16, 8, 6, 4, 2, 1]), (True, False, [64, 16, 4]), (False, False, [24, 8])]
+)
+def test_the_last_rows_go_on_in_smaller_batches(exact, fine, sizes):
+    for rows, smaller in zip(sizes, [*sizes[1:], sizes[-1]]):
+        assert shapes.smaller_row_count(rows, exact, fine) == smaller
+
+
+def test_a_fine_menu_wastes_a_quarter_of_eight_rows_at_most():
+    chosen = {n: shapes.row_count(n, 1000, True, True) for n in range(1, 33)}
+    assert sorted(set(chosen.values())) == [1, 2, 4, 6, 8, 16, 32]
+    assert all(n >= 0.75 * chosen[n] for n in range(1, 9)) and shapes.row_count(5, 5, True, True) == 5

@@ -156,3 +156,21 @@ def test_the_default_chunk_bounds_the_logits_held_at_once(monkeypatch, variables
     found = [s for s in shapes(jax.make_jaxpr(run)().jaxpr) if s and s[-1] == V and s[0] != 16]
     assert found and max(int(np.prod(s)) for s in found) == 2 * B * V
     np.testing.assert_allclose(jax.jit(run)(), want, atol=1e-6)
+
+
+def test_chunks_in_which_nothing_counts_are_left_out(monkeypatch):
+    monkeypatch.setattr("nlrl_jax.lm.acting.LARGE", 0)
+    params = noisy_params(MODEL.config, 0.3)["params"]
+    hidden, targets = jax.random.normal(jax.random.key(0), (B, N, 16)), jnp.arange(B * N).reshape(B, N) % V
+    counts = jnp.arange(N) < jnp.array([[2], [1], [2]])
+
+    def loss(hidden, asked):
+        log_probs = token_log_probs(MODEL, {"params": params}, hidden, targets, 1.3, chunk=2 * B, counts=asked)
+        return jnp.sum(jnp.where(counts, log_probs, 0.0)), log_probs
+
+    (want, every), want_grad = jax.value_and_grad(loss, has_aux=True)(hidden, None)
+    (got, some), got_grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(hidden, counts)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_allclose(got_grad, want_grad, atol=1e-5)
+    np.testing.assert_allclose(some[:, :2], every[:, :2], atol=1e-5)
+    assert not some[:, 2:].any() and every[:, 2:].all()
