@@ -239,7 +239,7 @@ def main():
 
     def show(name: str, first: list[Cost], costs: list[Cost]) -> None:
         cost, compiling = Cost(*np.sum(costs, axis=0)), np.sum(first, axis=0)[0]
-        shares = (f"{share / len(costs):.2f}" for share in (cost.row_use, cost.learned))
+        shares = ("" if np.isnan(share) else f"{share / len(costs):.2f}" for share in (cost.row_use, cost.learned))
         row = f"{cost.cpu:.1f}", f"{cost.rollout:.1f}", f"{cost.wall:.1f}"
         rates = f"{cost.turns / cost.cpu:.3f}", f"{cost.turns / cost.wall:.3f}"
         print_row(name, int(cost.turns), int(cost.tokens), *row, *rates, f"{compiling:.1f}", *shares)
