@@ -1,5 +1,7 @@
 """Environments as actors of a Ray cluster: two nodes on this machine, one of which dies."""
 
+import time
+
 import pytest
 
 from nlrl_jax import envs
@@ -25,7 +27,15 @@ def test_a_node_that_dies_costs_its_episodes_and_not_the_run():
         assert len(nodes) == 2  # one actor on each
         assert play(game, decide_until(), tasks) == whole
 
-        end = lambda: cluster.remove_node(node, allow_graceful=False)
+        doomed = next(state.worker for state in states if state.worker.channel.node() == node.node_id)
+
+        def end():
+            cluster.remove_node(node, allow_graceful=False)
+            with pytest.raises(ray.exceptions.RayError):  # its actor follows its node within some seconds
+                for _ in range(300):
+                    ray.get(doomed.channel.actor.node.remote(), timeout=60)
+                    time.sleep(0.1)
+
         episodes = play(game, decide_until(1, end), tasks)
         lost = [i for i, episode in enumerate(episodes) if episode.error]
         assert len(lost) == 2 and all("its Ray actor is lost" in episodes[i].error for i in lost), episodes
