@@ -72,7 +72,7 @@ class ChatPlayer(TokenPlayer):
     @functools.cached_property
     def _opening(self) -> Callable[[str], Tokens]:
         """First user message -> the tokens up to the first reply; each is rendered once."""
-        return functools.lru_cache(1 << 12)(lambda message: self.form.opening(self.system, message))
+        return functools.lru_cache(1 << 12)(functools.partial(self.form.opening, self.system))
 
     def unlike_tasks(self) -> tuple[History, History]:
         """See `TokenPlayer.unlike_tasks`."""

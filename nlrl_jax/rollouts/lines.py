@@ -72,11 +72,12 @@ class LinePlayer(TokenPlayer):
     @functools.cached_property
     def _head(self) -> Callable[[str, str], Tokens]:
         """(goal, observation) -> `head`; each is rendered once."""
+        dialogue, begin, encode, tokenizer = self.dialogue, self._begin, self.encode, self.model.tokenizer
 
         @functools.lru_cache(1 << 12)
         def head(goal: str, observation: str) -> Tokens:
-            chat = self.dialogue.chat(History(goal, observation), self._begin)
-            return self.encode(self.model.tokenizer.render_chat(chat.messages), False)
+            chat = dialogue.chat(History(goal, observation), begin)
+            return encode(tokenizer.render_chat(chat.messages), False)
 
         return head
 

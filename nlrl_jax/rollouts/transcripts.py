@@ -138,7 +138,10 @@ class TokenPlayer:
     @functools.cached_property
     def encode(self) -> Callable[[str, bool], Tokens]:
         """(text, whether it continues another one) -> its tokens; each text is tokenised once."""
-        return functools.lru_cache(1 << 14)(lambda text, continues: tuple(self.model.tokenizer.encode(text, continues)))
+        # Nothing here holds the player itself: in a cycle it, and with it copies of the weights, would wait for Python's
+        # garbage collector, over several iterations.
+        tokenizer = self.model.tokenizer
+        return functools.lru_cache(1 << 14)(lambda text, continues: tuple(tokenizer.encode(text, continues)))
 
     def head(self, history: History, dropped: int = 0) -> Tokens:
         """The prompt of a history after so many steps, without any step before or after."""

@@ -1,7 +1,9 @@
 """Episodes as chats: tokens between replies, replies of many lines, thoughts that are closed, a full context."""
 
 import dataclasses
+import gc
 import json
+import weakref
 
 import jax
 import numpy as np
@@ -19,7 +21,7 @@ from nlrl_jax.roles.messages import first_message, read_reply, system_text
 from nlrl_jax.rollouts.conversations import ChatPlayer
 from nlrl_jax.rollouts.transcripts import play
 from nlrl_jax.types import Sampling, Written
-from tests.rollouts.test_transcripts import GAME
+from tests.rollouts.test_transcripts import GAME, player
 from tests.tokenizers_from_wheels import CHATML, small_tokenizer
 
 # A template that opens a thought, and one that also drops the thoughts of earlier turns.
@@ -283,3 +285,18 @@ def test_a_packed_row_has_the_log_probabilities_of_the_sampler(model, keeps):
     tokens = [[turn.replies for turn in one.turns] for one in (*played, *again)]
     ids = [[reply.written.tokens for turn in turns for reply in turn] for turns in tokens]
     assert ids[:5] == ids[5:]
+
+
+@pytest.mark.parametrize("make", [lambda: chatting(UPS), lambda: player([" Up\n"] * 3)], ids=["chat", "lines"])
+def test_a_player_that_nobody_holds_is_freed_at_once(make):
+    """With it goes a copy of the weights; Python's garbage collector would leave several of them for a while."""
+    gc.collect()
+    gc.disable()
+    try:
+        who = make()
+        play(who, GAME, [("", 0)], 0)
+        reference = weakref.ref(who)
+        del who
+        assert reference() is None
+    finally:
+        gc.enable()
