@@ -138,8 +138,8 @@ class TokenPlayer:
     @functools.cached_property
     def encode(self) -> Callable[[str, bool], Tokens]:
         """(text, whether it continues another one) -> its tokens; each text is tokenised once."""
-        # Nothing here holds the player itself: in a cycle it, and with it copies of the weights, would wait for Python's
-        # garbage collector, over several iterations.
+        # Nothing here holds the player itself: in a cycle it, and with it a copy of the weights, would wait for
+        # Python's garbage collector over several iterations.
         tokenizer = self.model.tokenizer
         return functools.lru_cache(1 << 14)(lambda text, continues: tuple(tokenizer.encode(text, continues)))
 
