@@ -66,6 +66,7 @@ def main():
             {name: lambda repeat, run=run: run(repeat + 1) for name, run in subjects.items()}, args.repeats
         )
         child.terminate()
+        child.stdout.read()  # its last line
     seconds = medians({name: [result[0] for result in rows] for name, rows in results.items()})
     print(f"{args.model}, {args.requests} replies of {args.tokens} tokens at most; {machine('starlette', 'uvicorn')}\n")
     print_head("concurrent", "direct, replies a second", "served", "served / direct")
