@@ -18,10 +18,11 @@ import textwrap
 
 from absl import flags
 
-from nlrl_jax.lm.chat_probe import TemplateFacts, probe, reading_notes, sentences
+from nlrl_jax.lm.chat_probe import TemplateFacts, probe, reading_notes
 from nlrl_jax.lm.chat_template import ChatRenderer, TemplateOptions
 from nlrl_jax.lm.conversation import ConversationForm
 from nlrl_jax.lm.conversation_plan import WAYS, plan_conversations
+from nlrl_jax.lm.template_sentences import sentences
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.run import app, players
 from nlrl_jax.run import flags as config_flags

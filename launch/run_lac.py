@@ -12,19 +12,18 @@
     nlrl-jax run_lac --game webshop --data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
 Without --webshop_tagger r_type differs for 5 % of the pairs of products of one search. All methods play the same tasks,
---tasks of each mission, --parallel at once in lockstep. Leaves episodes/METHOD.json, results.json, table.md, plots,
-report.html and usage.json. Every step is on disk (moves/): --resume repeats none, or of
-a local model's at most the last seven, to come to the same bits.
+--tasks of each mission, --parallel at once. Leaves episodes/METHOD.json, results.json, table.md, plots,
+report.html and usage.json. Every step is on disk (moves/): --resume repeats none, or of a local model's seven at most.
 
-The built-in model nano_babyai was trained on thousands of transcripts of walkers of mixed quality
-(`envs/babyai/corpus.py`); the paper fine-tunes models of seven or eight billion weights on 18. In its corpus GOOD and
-BAD stand after reflections only, so lac_no_rollout and lac_no_reflection show how it handles text unlike its training
-text (the sign of Q is right in 0.51 of the cases, after reflections in 0.93), not what the algorithm loses. Its
---alpha 0.5 and --floor 0.02 were chosen on seeds 1 and 2; other models have the paper's formula, --alpha 1 --floor 0.
+The built-in model nano_babyai was trained on thousands of transcripts of walkers (`envs/babyai/corpus.py`); the paper
+fine-tunes models of seven or eight billion weights on 18. In its corpus GOOD and BAD stand after reflections only, so
+lac_no_rollout and lac_no_reflection show how it handles text unlike its training text (the sign of Q is right in 0.51
+of the cases, after reflections in 0.93), not what the algorithm loses. Its --alpha 0.5 and --floor 0.02 were chosen on
+seeds 1 and 2; other models have the paper's formula, --alpha 1 --floor 0.
 Tasks follow from --seed: tune on other seeds than you report. Nothing trains on them (FrozenLake: held-out maps).
 
-The model `expert` knows the true state and is wrong at the rates of --expert (`envs/expert.py`): it shows
-how good a critic and an imagination an algorithm needs, not how good it is with a network.
+The model `expert` knows the true state and is wrong at the rates of --expert (`envs/expert.py`): how good a critic and
+an imagination an algorithm needs.
 
 The last line reads `success: lac 0.442, react 0.175, ... (nano_babyai)`, or has the score of games that have one.
 """

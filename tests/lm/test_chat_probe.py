@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from nlrl_jax.lm.chat_probe import DROPPED, IN_LOOP, KEPT, NEVER, RAISES, SHOWN, probe, reading_notes, sentences
+from nlrl_jax.lm.chat_probe import DROPPED, IN_LOOP, KEPT, NEVER, RAISES, SHOWN, probe, reading_notes
 from nlrl_jax.lm.chat_template import ChatRenderer, TemplateOptions, settable
 from nlrl_jax.lm.conversation_plan import plan_conversations
+from nlrl_jax.lm.template_sentences import sentences
 from tests import small_chat_templates as templates
 
 PLAIN = {"appends": True, "system": "role", "two_users": SHOWN, "late_system": SHOWN, "date": "never", "switch": ""}
