@@ -7,13 +7,12 @@
     nlrl-jax run_lac --model smollm2 --tasks 2 --run_dir runs/lac_smollm2
     nlrl-jax run_lac --model endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME \\
         --endpoint_tokenizer ORG/NAME --run_dir runs/lac_endpoint
-    nlrl-jax run_lac --game alfworld --tasks 5 --run_dir runs/house
     nlrl-jax run_lac --game webshop --tasks 40 --expert prior=0.3,critic=0.9 --run_dir runs/webshop  # with LATS
     nlrl-jax run_lac --game webshop --data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
 Without --webshop_tagger r_type differs for 5 % of the pairs of products of one search. All methods play the same tasks,
---tasks of each mission, --parallel at once. Leaves episodes/METHOD.json, results.json, table.md, plots,
-report.html and usage.json. Every step is on disk (moves/): --resume repeats none, or of a local model's seven at most.
+--tasks of each mission, --parallel at once. Leaves episodes/METHOD.json, results.json, table.md, plots, report.html and
+usage.json. Every step is on disk (moves/): --resume repeats none, or of a local model's seven at most.
 
 The built-in model nano_babyai was trained on thousands of transcripts of walkers (`envs/babyai/corpus.py`); the paper
 fine-tunes models of seven or eight billion weights on 18. In its corpus GOOD and BAD stand after reflections only, so
