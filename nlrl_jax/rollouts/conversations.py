@@ -153,7 +153,10 @@ class ChatPlayer(TokenPlayer):
             return json.dumps({"name": call.name, "arguments": call.arguments}), False, "", names
         if reading.errors:  # the game gets a call that it cannot read either, and makes no step; the model is told why
             return json.dumps({"error": reading.errors[0]}), True, reading.errors[0], ()
-        return text.strip(), True, "", ()  # an answer in words is the model's to give: no fault
+        # A call in another form than the template's may be one that the game reads. An answer in words is the model's
+        # to give: no fault.
+        is_call = game.read_action is not None and game.read_action(text) is not None
+        return text.strip(), not is_call, "", ()
 
     def _without_end(self, tokens: Tokens) -> Tokens:
         return tokens[:-1] if tokens and tokens[-1] in self.model.tokenizer.eos_ids else tokens

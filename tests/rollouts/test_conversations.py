@@ -17,6 +17,7 @@ from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.conversation import ConversationForm
 from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.roles import reply_forms
 from nlrl_jax.roles.messages import first_message, read_reply, system_text
 from nlrl_jax.rollouts.conversations import ChatPlayer
 from nlrl_jax.rollouts.transcripts import play
@@ -249,6 +250,19 @@ def test_a_call_is_the_action_and_its_result_a_tool_message():
     assert "must be one of" in last  # why the second call could not be read
     metrics = episode_metrics([[one]], np.zeros((1, 1)), np.ones((1, 1), bool))
     assert metrics["tool/move"] == 3 / 4 and metrics["actions_read"] == 1 / 2
+
+
+@pytest.mark.parametrize(
+    "text, is_call",
+    [('```json\n{"name": "move", "arguments": {"where": "Up"}}\n```', True), ("I would move up.", False)],
+)
+def test_a_call_in_another_form_is_an_action_where_the_game_reads_it(text, is_call):
+    """Qwen2.5-Coder-0.5B writes its calls so, whatever its template says."""
+    game = dataclasses.replace(GAME, tools=(MOVE,), actions=(), read_action=reply_forms.tool_call)
+    form = ConversationForm.of(TOKENIZER, game.tools)
+    who = ChatPlayer(Scripted([f"{text}END"]), form, system_text(game), Sampling(300), 2000)
+    (one,) = play(who, dataclasses.replace(game, max_steps=1), [("", 0)], 0)
+    assert one.turns[0].unread != is_call and one.turns[0].action == text and not one.turns[0].tools
 
 
 # --- A real network ---------------------------------------------------------------------------------------------------
