@@ -32,6 +32,10 @@ def step(states, actions):
     return [Outcome(t + 1, f"seen {t}", *end) for t, *end in zip(states, pay)]
 host_game = HostGame("rooms", "Write.", (), 6, ("",), reset, step, score="letters", reply_form="Write letters.",
                      read_action=lambda text: None if "Quit" in text else text)
+def long_at_times(tasks):
+    return [start._replace(observation="e " * 400 * (start.observation == "task 2") + start.observation)
+            for start in reset(tasks)]
+long = dataclasses.replace(host_game, name="long", reset=long_at_times)
 mute = dataclasses.replace(host_game, name="mute", read_action=lambda text: None)
 '''
 
@@ -173,3 +177,9 @@ def test_what_all_prompts_begin_with_is_read_once(prompts, rules, expected):
     beginnings = beginnings_of([tuple(prompt) for prompt in prompts], tuple(range(rules)))
     assert [len(tokens) for tokens in beginnings] == expected
     assert all(tokens == tuple(range(len(tokens))) for tokens in beginnings)
+
+
+def test_a_task_that_does_not_fit_the_context_costs_its_episodes_and_not_the_run(folder):
+    train(folder, folder / "long", "--game=rooms:long", "--iterations=1")
+    (row,) = read_rows(folder / "long")
+    assert 0 <= row["broke_off"] < 1

@@ -158,7 +158,8 @@ class TranscriptTraining(Training):
         """Who may read the transcripts of an iteration: the first one whose beginning all prompts have."""
         player = self.player({}, greedy=False)
         tasks = self.tasks.draw(_LIKE, np.random.default_rng(0))
-        prompts = [player.prompt(History(start.goal, start.observation), ()) for start in self.game.reset(tasks)]
+        # `head` and not `prompt`: a task that does not fit the context costs its own episodes, not the run.
+        prompts = [player.head(History(start.goal, start.observation)) for start in self.game.reset(tasks)]
         temperature = self.config.sampling.temperature
         return [transcripts.Reader(network, temperature, begin) for begin in beginnings_of(prompts, player.beginning())]
 
