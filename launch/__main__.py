@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.metadata
 import os
 import pathlib
 import runpy
 import sys
 from collections.abc import Sequence
+
+from nlrl_jax.run import stand_ins
 
 # A file inspect.py would hide Python's own module from scripts that are started by their paths.
 FILES = {"inspect": "inspect_model"}  # command -> its file, where the names differ
@@ -32,6 +33,8 @@ def scripts() -> dict[str, str]:
 
 def _versions() -> str:
     """What a report of a fault needs: our version, JAX's and Python's."""
+    import importlib.metadata  # takes a fifth of the time of `nlrl-jax --help`
+
     lines = [f"Python {sys.version.split()[0]}"]
     for package in ("transformers", "flax", "jaxlib", "jax", "nlrl_jax"):
         try:
@@ -63,6 +66,8 @@ def main() -> None:
         sys.exit(f"error: no script is named {name!r}; {nearest(name, list(sentences))}")
     sys.path.append(os.getcwd())
     del sys.argv[1]
+    if stand_ins.HELP & set(sys.argv[1:]):
+        stand_ins.install()
     runpy.run_module(f"nlrl_jax.launch.{FILES.get(name, name)}", run_name="__main__", alter_sys=True)
 
 

@@ -42,6 +42,7 @@ from nlrl_jax.run.compared_runs import parts_of
 from nlrl_jax.run.directory import holds_run
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import comparison
+from nlrl_jax.run.stand_ins import HELP
 from nlrl_jax.weights.load import BUILT_IN
 
 Options = Mapping[str, Any]
@@ -245,7 +246,8 @@ def gathered(arguments: list[str]) -> list[str]:
     for word in arguments:
         if word.startswith("--"):
             name = word[2:].partition("=")[0]
-            into = own_words if name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS else run_words
+            is_own = name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS or word in HELP
+            into = own_words if is_own else run_words
         (own_words if into is None else into).append(word)
     return [*own_words, *([f"--options={shlex.join(run_words)}"] if run_words else [])]
 

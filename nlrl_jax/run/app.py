@@ -28,6 +28,7 @@ from nlrl_jax.run.flags import NOT_OURS, Presets, check_numbers, define, help_te
 from nlrl_jax.run.flags import parse as parse_flags
 from nlrl_jax.run.other_names import ours
 from nlrl_jax.run.processes import alike
+from nlrl_jax.run.stand_ins import HELP
 from nlrl_jax.types import LanguageModelError
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
     Args:
       takes_names: the script takes arguments other than options.
     """
-    if {"--help", "-help", "-h", "--helpshort"} & set(sys.argv[1:]):
+    if HELP & set(sys.argv[1:]):
         with contextlib.suppress(BrokenPipeError):  # of `--help | head`
             print(help_text(sys.modules[main.__module__]), flush=True)
         os._exit(0)

@@ -67,6 +67,7 @@ def test_options_of_the_runs_are_gathered():
         words = ["--study=k", "--games", "8", "--seeds", "3", "--noresume", "--nomask", "--iterations=2"]
         ours = ["--study=k", "--seeds", "3", "--noresume", "--options=--games 8 --nomask --iterations=2"]
         assert module.gathered(words) == ours
+        assert module.gathered(["--help"]) == ["--help"]
 
 
 @pytest.fixture

@@ -60,23 +60,41 @@ for i, line in enumerate(sys.argv[2:]):
 """
 
 
-def several(folder, *lines):
-    """(exit code, stdout, stderr) of `python -m LINE` for each line, in children of one process."""
-    command = [sys.executable, "-c", FORKED, str(folder), *lines]
+STAND_INS = """
+from nlrl_jax.run import stand_ins
+stand_ins.install()
+"""
+
+
+def several(folder, *lines, first=""):
+    """(exit code, stdout, stderr) of `python -m LINE` for each line, in children of one process that runs `first`."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", first + FORKED, str(folder), *lines]
     codes = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert len(codes) == len(lines)
     texts = [[(folder / f"{i}.{name}").read_text() for name in ("out", "err")] for i in range(len(lines))]
     return [(int(code), *text) for code, text in zip(codes, texts)]
 
 
-def test_help_lists_the_scripts_own_options_and_ends_well(tmp_path):
-    scripts = [
-        f"nlrl_jax.launch.{name}" for name in ("train_ms_grpo", "train_dqn", "warm_start", "finetune_lac", "generate")
-    ]
-    for script, (code, out, _) in zip(scripts, several(tmp_path, *(f"{script} --help" for script in scripts))):
+def test_help_lists_the_scripts_own_options_and_is_the_same_without_the_libraries(tmp_path):
+    scripts = [launcher.FILES.get(name, name) for name in launcher.scripts()]
+    lines = [f"nlrl_jax.launch.{script} --help" for script in scripts]
+    with_libraries = several(tmp_path / "whole", *lines)
+    with_stand_ins = several(tmp_path / "quick", *lines, first=STAND_INS)
+    for script, helped, quick in zip(scripts, with_libraries, with_stand_ins, strict=True):
+        code, out, _ = helped
         assert code == 0, script
-        assert "--seed" in out and f"nlrl-jax {script.rpartition('.')[2]}" in out
+        assert "\n  --" in out and f"nlrl-jax {script.removesuffix('_model')}" in out
         assert "--logtostderr" not in out and "orbax" not in out.replace("--helpfull", "")
+        assert quick == helped, script
+
+
+def test_help_imports_no_jax():
+    ended = "import sys; print(*(name for name in ('jaxlib._jax', 'flax.linen.module') if name in sys.modules))"
+    code = f"import os; os._exit = lambda code: sys.exit(code)\n{COMMAND}"
+    command = [sys.executable, "-c", f"import atexit; atexit.register(lambda: exec({ended!r}))\n{code}"]
+    helped = subprocess.run([*command, "train_dqn", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert helped.returncode == 0 and helped.stdout.endswith("of the libraries.\n\n"), helped.stderr
 
 
 def test_a_flag_that_cannot_be_is_one_line(tmp_path):
