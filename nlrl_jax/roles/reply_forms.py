@@ -105,9 +105,10 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 FORMS = {
-    "boxed": ReplyForm(boxed, r"You may think first; then give your action as \boxed{action}."),
+    # No word stands where the action goes: Qwen2.5-Coder-0.5B copied it, and answered "action" to every task.
+    "boxed": ReplyForm(boxed, r"You may think first; then give your action as \boxed{...}."),
     "brackets": ReplyForm(brackets, "You may think first; then give your action in square brackets: [action]."),
-    "tag": ReplyForm(tag, "You may think first; then give your action as <action>action</action>."),
+    "tag": ReplyForm(tag, "You may think first; then give your action as <action>...</action>."),
     "last_line": ReplyForm(last_line, "You may think first; the last line of your reply is your action."),
     "json": ReplyForm(json_field, 'Reply with a JSON object: {"thought": "...", "action": "..."}.'),
     "tool_call": ReplyForm(tool_call, 'Call one tool at a time: {"name": "...", "arguments": {...}}.'),

@@ -214,7 +214,7 @@ class HostGame:
       limits: kind -> number of its tasks, where there are only so many; seeds beyond begin again.
       read_action: text of a reply in a conversation (`rollouts.conversations`) -> the action that `step` gets, None
         where there is none in it: `step` then gets the reply as it is. None: `roles.actions` reads it.
-      reply_form: a sentence that shows the form of a reply, such as "Give your action as \\boxed{action}."; a
+      reply_form: a sentence that shows the form of a reply, such as "Give your action as \\boxed{...}."; a
         conversation's system text ends with it. "": the usual one for the actions that are listed.
       tools: JSON schemas, {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}} each.
         Where there are some, an action is the JSON text of a call, {"name": ..., "arguments": {...}}; `reply_form` is

@@ -458,7 +458,7 @@ def test_a_mixture_of_games():
     lake, count = name.split(",")
     assert game.kinds == (lake, count) and game.max_steps == 100 and envs.context_of(name) == "transcript"
     starts = game.reset([(count, 0), (lake, 0)])
-    assert r"\boxed{action}" in starts[0].goal and starts[0].goal.endswith("Count to 3.")
+    assert r"\boxed{...}" in starts[0].goal and starts[0].goal.endswith("Count to 3.")
     assert "Actions: left, down, right, up." in starts[1].goal and starts[1].observation == LAKE
     outcomes = game.step([start.state for start in starts], [r"I think \boxed{up}", "So:\nAction: right"])
     assert outcomes[0].observation == "1" and "S[F]FF" in outcomes[1].observation
