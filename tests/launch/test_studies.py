@@ -44,7 +44,10 @@ def test_agents_of_several_seeds(tmp_path, apart):
         game = envs.make("frozen_lake", "compact", maps="train")
         games = {"frozen_lake": envs.make("frozen_lake", "compact")}
         agents = Agents(config, "frozen_lake", game, *load_policy(config, game), games, 1, (3, 4), apart=apart)
-        return train_agents(agents, folder, False)
+        result = train_agents(agents, folder, False)
+        # Before and after training one program evaluates: both have an adapter, in the same place.
+        assert agents.evaluators["frozen_lake"]._cache_size() == 1
+        return result
 
     result = train(tmp_path / "both", apart)
     assert len(result["after"]["frozen_lake"]) == 2 and len(result["transcripts"]["after"]) == 2

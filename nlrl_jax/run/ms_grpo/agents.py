@@ -92,12 +92,10 @@ class Agents(Training):
             variant: players.evaluator(self.policies[variant], played, *limit) for variant, played in games.items()
         }
 
-    def variables(self, state: Any, index: int | None = None) -> dict[str, Any]:
-        """What an agent, or the one at `index` of a stack, plays with, on the device where agents are evaluated."""
-        lora = state.lora if index is None else jax.tree.map(lambda leaf: leaf[index], state.lora)
-        return self._placed({"params": state.params, "lora": lora})
-
-    def _placed(self, variables: dict[str, Any]) -> dict[str, Any]:
+    def variables(self, state: Any, index: int = 0) -> dict[str, Any]:
+        """See `Training.variables`: those of the agent at `index` of a stack, where agents are evaluated."""
+        lora = state.lora if self.seeds is None else jax.tree.map(lambda leaf: leaf[index], state.lora)
+        variables = {"params": state.params, "lora": lora}
         return variables if self.place is None else jax.device_put(variables, self.place, may_alias=False)
 
     def judge(self, variables: dict[str, Any], num_shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
@@ -121,10 +119,6 @@ class Agents(Training):
         states = limits.first_states(evaluated, self.eval_seed, config.eval_episodes)
         limit = config.eval_turns, config.eval_steps
         return sentences + limits.too_short("the evaluation", evaluated, states, "eval_turns", *limit)
-
-    def untrained(self) -> dict[str, Any]:
-        """See `Training.untrained`."""
-        return self._placed(super().untrained())
 
     def evaluate(self, state: Any) -> dict[str, Any]:
         """{metric: number}, or of a stack {game: environment rewards [seeds]}."""

@@ -67,13 +67,14 @@ class Training:
     def note_form(self, folder: pathlib.Path) -> None:
         """Notes in the adapter's folder which prompts it has learned, where its users have to know."""
 
-    def untrained(self) -> dict[str, Any]:
-        """What the untrained model plays with."""
-        return {"params": self.state.params}
+    def variables(self, state: Any) -> dict[str, Any]:
+        """What an agent plays with. Before training too: a fresh adapter changes nothing, and without it the evaluation
+        would be another program, compiled for one use."""
+        return {"params": state.params, "lora": state.lora}
 
     def evaluate(self, state: Any) -> dict[str, Any]:
         """{metric: number}."""
-        return self.judge({"params": state.params, "lora": state.lora}, 0)[0]
+        return self.judge(self.variables(state), 0)[0]
 
     def start(self, run_dir: pathlib.Path, resume: bool, num_shown: int) -> dict[str, Any]:
         """The untrained model's evaluation, in results.json's form: played once, and read when a run is resumed.
@@ -90,7 +91,7 @@ class Training:
                 f"compiling the evaluation and playing {self.config.eval_episodes} episodes before training ...",
                 flush=True,
             )
-            before, text = self.judge(self.untrained(), num_shown)
+            before, text = self.judge(self.variables(self.state), num_shown)
             if (broken := before.get("broke_off", 0.0)) > alarms.MANY_BROKEN:
                 raise ValueError(
                     f"{broken:.0%} of the {self.config.eval_episodes} episodes of {self.name} before training broke "
@@ -125,7 +126,7 @@ class Training:
         start = self.start(run_dir, resume, SHOWN)
 
         def finish(state: Any) -> None:
-            after, text = self.judge({"params": state.params, "lora": state.lora}, SHOWN)
+            after, text = self.judge(self.variables(state), SHOWN)
             before, lora, episodes = start["before"], whole(state.lora), {**start["transcripts"], "after": text}
             results.write(run_dir, script=SCRIPT, before=before, after=after, transcripts=episodes)
             if processes.first():
