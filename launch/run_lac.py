@@ -255,6 +255,14 @@ def check_options(config: LACRunConfig, game: HostGame, names: Sequence[str]) ->
         leave_out(f"with --model {config.model}", "expert")
 
 
+def learned_in_chat(config: LACRunConfig, names: Sequence[str]) -> list[str]:
+    """A note where a model that has learned to reply in messages is to write lines."""
+    if config.turns == "chat" or prompts.learned_form(config.model).get("turns") != "chat":
+        return []
+    cure = "add --turns chat" if set(names) == {"react"} else "--methods react --turns chat plays as it learned"
+    return [f"{config.model} has learned in chat turns, and here it writes lines; {cure}"]
+
+
 def write(
     setting: Setting,
     finished: dict[str, dict[str, Any]],
@@ -292,7 +300,8 @@ def main(argv: list[str]) -> None:
     print(f"{about}\n" if about else "", end="", flush=True)
     fewer = shortage(config.tasks, kinds_of(game, config.missions), tasks)
     states = limits.first_tasks(game, tasks) if config.max_steps else []
-    notes = [fewer] * bool(fewer) + limits.too_short("the run", game, states, "max_steps", config.max_steps)
+    notes = [fewer] * bool(fewer) + learned_in_chat(config, names)
+    notes += limits.too_short("the run", game, states, "max_steps", config.max_steps)
     print("".join(f"{note}\n" for note in notes), end="", flush=True)
     jobs = jobs_for(config.jobs, config.model)
     # Still without the model and the ledger, which need the run's folder.

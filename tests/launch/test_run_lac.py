@@ -7,7 +7,9 @@ import jax
 import pytest
 
 from nlrl_jax.envs.webshop import products
+from nlrl_jax.launch import run_lac
 from nlrl_jax.run import local_models, results
+from nlrl_jax.run.host_games.prompts import FORM
 from tests.backends.server import Server, status
 from tests.launch.scripts import refusal, run
 from tests.run.serving.running import running, serving
@@ -151,3 +153,17 @@ def test_a_wrong_key_is_one_message_before_there_is_a_folder(tmp_path):
         line = refusal(SCRIPT, f"--run_dir={tmp_path / 'run'}", *given)
         assert "does not accept the key" in line and "\n" not in line and len(server.requests) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "names, turns, cure",
+    [
+        (["react"], "lines", "add --turns chat"),
+        (["lac", "react"], "lines", "--methods react --turns chat plays as it learned"),
+        (["react"], "chat", None),
+    ],
+)
+def test_a_model_that_learned_in_chat_turns_is_told_that_it_writes_lines(tmp_path, names, turns, cure):
+    (tmp_path / FORM).write_text(json.dumps({"turns": "chat"}))
+    notes = run_lac.learned_in_chat(run_lac.LACRunConfig(model=str(tmp_path), turns=turns), names)
+    assert [note.partition("; ")[2] for note in notes] == ([cure] if cure else [])
