@@ -16,6 +16,7 @@ from nlrl_jax.config import check_seed
 from nlrl_jax.lm.acting import acting
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.programs import compiler_options
 from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.rollouts import text_games
@@ -153,7 +154,7 @@ def evaluator(
     mesh = policy.model.mesh  # each of several processes reads all episodes
     whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
-    @functools.partial(jax.jit, out_shardings=whole)
+    @functools.partial(jax.jit, out_shardings=whole, compiler_options=compiler_options(policy.model))
     def evaluate(variables):
         key = jax.random.key(check_seed(seed))
         states = text_games.reset(game, key, num)

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from nlrl_jax.lm import programs
+from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.programs import Programs
+from nlrl_jax.lm.transformer import Transformer
 
 
 def call(owner, function, n):
@@ -85,3 +87,15 @@ def test_one_thread_compiles_a_new_program_and_the_others_wait():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(one, range(4)))
     assert [n for n, known in most if not known] and all(n == 1 for n, known in most if not known)
+
+
+def test_small_models_on_a_cpu_are_compiled_at_a_lower_level(monkeypatch, mesh):
+    small, large = (ModelConfig(64, width, width, 1, 2, 1, 8, 32) for width in (16, 1024))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=1")
+    options = programs.compiler_options(Transformer(small))
+    assert jax.jit(lambda x: 2 * x, compiler_options=options)(3) == 6 and options  # a name that XLA knows
+    assert not programs.compiler_options(Transformer(large)) and not programs.compiler_options(
+        Transformer(small, mesh=mesh)
+    )
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2")
+    assert not programs.compiler_options(Transformer(small))

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from nlrl_jax.algorithms.ms_grpo import init_state, make_update
+from nlrl_jax.lm.programs import compiler_options
 from nlrl_jax.run import limits, players, results
 from nlrl_jax.run.ms_grpo.config import AgentConfig
 from nlrl_jax.run.ms_grpo.training import SCRIPT, Training
@@ -78,7 +79,8 @@ class Agents(Training):
             state = stack([initial(seed) for seed in seeds])
             self.state = spread(state, mesh) if apart else state
             update = keep_finite(over_seeds(update, vectorize, mesh))
-        self.update = jax.jit(update, donate_argnums=0)  # the one XLA program: random key in, new parameters out
+        # The one XLA program: random key in, new parameters out.
+        self.update = jax.jit(update, donate_argnums=0, compiler_options=compiler_options(policy.model))
 
         # 3. Greedy play on each of the games.
         greedy = policy.for_evaluation()
