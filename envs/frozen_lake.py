@@ -23,14 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment
-from gymnax.environments.environment import EnvParams
 
 from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.frozen_lake_maps import CANDIDATES, MAPS, TABLE_SIZE, check_candidates, in_split, map_table, spread
 from nlrl_jax.envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
 from nlrl_jax.envs.options import check_text_game, integer
 from nlrl_jax.envs.shell import DiscreteGame, on_any_mesh
+from nlrl_jax.gymnax_base import EnvParams, environment
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 

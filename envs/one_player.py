@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment
-from gymnax.environments.environment import EnvParams
 
 from nlrl_jax.envs.options import check_text_game, integer
 from nlrl_jax.envs.shell import DiscreteGame
+from nlrl_jax.gymnax_base import EnvParams, environment
 from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import BoardGame, TextGame
 from nlrl_jax.updates import where

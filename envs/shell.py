@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from gymnax.environments import environment, spaces
 from jax.sharding import PartitionSpec, auto_axes
+
+from nlrl_jax.gymnax_base import environment, spaces
 
 
 def on_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,13 +32,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment
 
 from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.grid_text import ACTIONS
 from nlrl_jax.envs.options import check_text_game, integer
 from nlrl_jax.envs.random_cells import distinct_cells, pack, random_cell
 from nlrl_jax.envs.shell import DiscreteGame, on_any_mesh
+from nlrl_jax.gymnax_base import environment
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 

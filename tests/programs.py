@@ -11,7 +11,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 import tokenizers
-from gymnax.environments.environment import Environment
+
+from nlrl_jax.gymnax_base import environment
 
 MOST_BYTES = 2**24  # of a constant that is compared by its content
 
@@ -92,7 +93,7 @@ def content(value, outer=()):
             return kind, value
     if dataclasses.is_dataclass(value) and (kind.__dataclass_params__.frozen or isinstance(value, nn.Module)):
         return kind, tuple(part(getattr(value, field.name, None)) for field in dataclasses.fields(value))
-    if isinstance(value, Environment):
+    if isinstance(value, environment.Environment):
         return kind, part(vars(value))
     _alive[id(value)] = value
     return kind, id(value)

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment
 
 from nlrl_jax.envs.babyai import levels, rules, solver, text
 from nlrl_jax.envs.babyai.rules import ACTIONS, BabyAIState
 from nlrl_jax.envs.options import check_text_game
 from nlrl_jax.envs.shell import DiscreteGame
+from nlrl_jax.gymnax_base import environment
 from nlrl_jax.types import TextGame
 
 OBSERVATION_SIZE = 3 * rules.VIEW**2 + 1 + len(rules.MISSIONS) + 2 * (len(text.KINDS) + len(rules.COLOURS))

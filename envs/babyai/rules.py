@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment
 
 from nlrl_jax.envs.shell import on_any_mesh
+from nlrl_jax.gymnax_base import environment
 
 WIDTH, HEIGHT, ROOM = 15, 8, 7  # the middle wall stands at x = ROOM
 NUM_OBJECTS = 9  # eight things and a door; the door, if there is one, is the last

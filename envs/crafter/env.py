@@ -5,12 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import struct
-from gymnax.environments import environment
-from gymnax.environments.environment import EnvParams
 
 from nlrl_jax.envs.crafter import engine, text
 from nlrl_jax.envs.options import check_text_game
 from nlrl_jax.envs.shell import DiscreteGame
+from nlrl_jax.gymnax_base import EnvParams, environment
 from nlrl_jax.types import TextGame
 
 OBSERVATION_SIZE = engine.ROWS * engine.COLUMNS * len(engine.CELLS) + len(engine.VITALS) + len(engine.ITEMS) + 6

@@ -28,12 +28,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
 
 from nlrl_jax.envs.locomotion import prompts, rule_based, xml_path
 from nlrl_jax.envs.locomotion.frames import frames, side_by_side
 from nlrl_jax.envs.shell import on_any_mesh
 from nlrl_jax.envs.trajectory_prompts import analyst_roles
+from nlrl_jax.gymnax_base import environment, spaces
 from nlrl_jax.types import ControlGame
 
 VERSIONS = ("v4", "v5")

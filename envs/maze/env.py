@@ -22,12 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment
-from gymnax.environments.environment import EnvParams
 
 from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.options import check_text_game
 from nlrl_jax.envs.shell import DiscreteGame, on_any_mesh
+from nlrl_jax.gymnax_base import EnvParams, environment
 from nlrl_jax.text.template import Choice, Literal, Number, Template
 from nlrl_jax.types import TextGame
 

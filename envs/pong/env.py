@@ -29,13 +29,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from gymnax.environments import environment
 
 from nlrl_jax.envs.options import integer
 from nlrl_jax.envs.pong import prompts, rule_based
 from nlrl_jax.envs.pong.frames import LOWEST, OURS, RACKET, SIZE, THEIRS, case_frames, frames
 from nlrl_jax.envs.pong.prompts import ACTIONS
 from nlrl_jax.envs.shell import DiscreteGame
+from nlrl_jax.gymnax_base import environment
 from nlrl_jax.types import ControlGame
 
 TOP = SIZE - RACKET  # a racket's top row is 0..72

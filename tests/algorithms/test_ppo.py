@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from gymnax.environments import environment, spaces
 
 from nlrl_jax import networks
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Hooks, PPOConfig
+from nlrl_jax.gymnax_base import environment, spaces
 from nlrl_jax.networks import RunningMoments
 from nlrl_jax.rollouts import control
 from tests.algorithms.refiners.toy_games import player

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnax.environments import spaces
 
 from nlrl_jax.algorithms import ppo, ultra
 from nlrl_jax.algorithms.analyst import CriticalState, analyse
@@ -14,6 +13,7 @@ from nlrl_jax.algorithms.ultra import GuidanceConfig
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.envs.pong import prompts
 from nlrl_jax.envs.pong import rule_based as scripted
+from nlrl_jax.gymnax_base import spaces
 from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.types import ControlGame
 from tests.algorithms.pong_agent import CONFIG, GAME, recorded

@@ -27,11 +27,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax.environments import environment, spaces
 
 from nlrl_jax import networks
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Hooks, PPOConfig, PPOState
+from nlrl_jax.gymnax_base import environment, spaces
 from nlrl_jax.networks import Agent, RunningMoments
 from nlrl_jax.types import ControlGame
 

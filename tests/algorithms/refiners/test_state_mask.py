@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnax.environments import spaces
 
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.refiners.state_mask import BLIND, KEEP, MaskedEnv, MaskParams
+from nlrl_jax.gymnax_base import spaces
 from nlrl_jax.rollouts import control
 from tests.algorithms.refiners.toy_games import CELLS, DOOR, GAMES, SMALL, Pull, player
 

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
 
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import PPOConfig
+from nlrl_jax.gymnax_base import environment, spaces
 from nlrl_jax.rollouts.control import ControlPlayer
 
 CELLS, DOOR = 5, 2
