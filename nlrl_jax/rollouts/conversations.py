@@ -22,6 +22,7 @@ from nlrl_jax.lm.conversation import ConversationForm, ToolResult
 from nlrl_jax.lm.conversation_plan import FRESH
 from nlrl_jax.lm.turns import assistant, tool_reply
 from nlrl_jax.roles.dialogues import History
+from nlrl_jax.roles.json_reply import read_json
 from nlrl_jax.roles.messages import first_message, read_reply, shortened_message
 from nlrl_jax.rollouts.transcripts import Move, PromptedReply, TokenPlayer, Tokens, Write, Writer, observation_after
 from nlrl_jax.types import HostGame, Sampling, Written
@@ -155,8 +156,16 @@ class ChatPlayer(TokenPlayer):
             return json.dumps({"error": reading.errors[0]}), True, reading.errors[0], ()
         # A call in another form than the template's may be one that the game reads. An answer in words is the model's
         # to give: no fault.
-        is_call = game.read_action is not None and game.read_action(text) is not None
-        return text.strip(), not is_call, "", ()
+        action = game.read_action and game.read_action(text)
+        return text.strip(), action is None, "", self._called(game, action)
+
+    def _called(self, game: HostGame, action: str | None) -> tuple[str, ...]:
+        """The tool that a call in another form names, where its result can be shown as a tool's: a template that
+        renders each turn anew would look for the call that it answers."""
+        if action is None or self.form.way == FRESH:
+            return ()
+        name = read_json(action).fields.get("name")
+        return tuple(tool["function"]["name"] for tool in game.tools if tool["function"]["name"] == name)
 
     def _without_end(self, tokens: Tokens) -> Tokens:
         return tokens[:-1] if tokens and tokens[-1] in self.model.tokenizer.eos_ids else tokens

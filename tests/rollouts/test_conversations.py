@@ -226,10 +226,11 @@ WHERE = {"type": "object", "properties": {"where": {"type": "string", "enum": ["
 MOVE = {"type": "function", "function": {"name": "move", "description": "Moves you.", "parameters": WHERE}}
 
 
-def test_a_call_is_the_action_and_its_result_a_tool_message():
-    def call(where):
-        return f'<tool_call>\n{{"name": "move", "arguments": {{"where": "{where}"}}}}\n</tool_call>'
+def call(where):
+    return f'<tool_call>\n{{"name": "move", "arguments": {{"where": "{where}"}}}}\n</tool_call>'
 
+
+def test_a_call_is_the_action_and_its_result_a_tool_message():
     def step(states, actions):
         words = [
             json.loads(action).get("arguments", {}).get("where", "") if "{" in action else "" for action in actions
@@ -262,7 +263,20 @@ def test_a_call_in_another_form_is_an_action_where_the_game_reads_it(text, is_ca
     form = ConversationForm.of(TOKENIZER, game.tools)
     who = ChatPlayer(Scripted([f"{text}END"]), form, system_text(game), Sampling(300), 2000)
     (one,) = play(who, dataclasses.replace(game, max_steps=1), [("", 0)], 0)
-    assert one.turns[0].unread != is_call and one.turns[0].action == text and not one.turns[0].tools
+    (turn,) = one.turns
+    assert turn.unread != is_call and turn.action == text and turn.tools == (("move",) if is_call else ())
+
+
+def test_the_result_of_a_call_in_another_form_is_a_tools():
+    game = dataclasses.replace(GAME, tools=(MOVE,), actions=(), read_action=reply_forms.tool_call)
+    calls = ['{"name": "move", "arguments": {"where": "Up"}}END', "I have done it.END"]
+    who = ChatPlayer(Scripted(calls), ConversationForm.of(TOKENIZER, game.tools), "", Sampling(300), 2000)
+    (one,) = play(who, dataclasses.replace(game, max_steps=2), [("", 0)], 0)
+    as_template = ChatPlayer(Scripted([f"{call('Up')}END", calls[1]]), who.form, "", Sampling(300), 2000)
+    (other,) = play(as_template, dataclasses.replace(game, max_steps=2), [("", 0)], 0)
+    prompts = [text_of(episode.turns[1].replies[0].prompt) for episode in (one, other)]
+    results = [prompt.split("<|im_start|>")[-2] for prompt in prompts]
+    assert results[0].startswith("tool\nyou are at") and results[0] == results[1]
 
 
 # --- A real network ---------------------------------------------------------------------------------------------------
