@@ -79,7 +79,7 @@ def test_one_thread_compiles_a_new_program_and_the_others_wait():
         with owner.once("program"):
             with counted:
                 inside.append(None)
-                most.append((len(inside), "program" in owner.known))
+                most.append((len(inside), ("program",) in owner.known))
             threading.Event().wait(0.01)
             with counted:
                 inside.pop()
