@@ -91,6 +91,25 @@ class DiscreteGame(environment.Environment):
         state, reward, terminated, info = self.advance(key, state, action, params)
         return self.observe(key, state, action, params), state, reward, terminated, info
 
+    @functools.partial(jax.jit, static_argnames=("self",))
+    def step(self, key, state, action, params=None):
+        """Steps an episode and begins the next where it ends, as gymnax's `step`, but observes the state of both once.
+
+        Returns:
+          (obs, state, reward, terminated, truncated, info), with "terminated", "truncated" and "final_observation", the
+          one before the next episode, in info.
+        """
+        params = self.default_params if params is None else params
+        key_step, key_reset = jax.random.split(key)
+        final_observation, after, reward, terminated, info = self.step_env(key_step, state, action, params)
+        truncated = self.is_truncated(after, params)
+        done = terminated | truncated
+        _, first = self.reset_env(key_reset, params)
+        state = jax.tree.map(lambda *leaves: jax.lax.select(done, *leaves), first, after)
+        obs = on_any_mesh(self.observe)(key_step, state, action, params)
+        info |= {"terminated": terminated, "truncated": truncated, "final_observation": final_observation}
+        return obs, state, reward, terminated, truncated, info
+
     def action_space(self, params: Any = None) -> spaces.Discrete:
         return spaces.Discrete(self.num_actions)
 

@@ -28,6 +28,8 @@ the snake's length, the tail 1, and a step without an apple subtracts 1 everywhe
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +38,7 @@ from flax import struct
 from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.grid_text import ACTIONS
 from nlrl_jax.envs.options import check_text_game, integer
-from nlrl_jax.envs.random_cells import distinct_cells, pack, random_cell
+from nlrl_jax.envs.random_cells import computed_once, distinct_cells, pack, pack_cell, random_cell, random_choice
 from nlrl_jax.envs.shell import DiscreteGame, on_any_mesh
 from nlrl_jax.gymnax_base import environment
 from nlrl_jax.text.template import Literal, Template
@@ -97,12 +99,19 @@ def targets(head: jax.Array, action: jax.Array, size: int) -> tuple[jax.Array, j
     return jnp.where(inside, row * size + column, head), inside
 
 
+def covered(ages: jax.Array) -> jax.Array:
+    """Which cells a snake covers: ages int8 [2, N] -> bool [N]."""
+    # Not `any`: XLA would compute what `ages` follows from anew within its loop over the snakes, for every cell.
+    return (ages[YOU] > 0) | (ages[ENEMY] > 0)
+
+
 def enemy_moves(state: SnakeState, size: int) -> jax.Array:
     """Finds the enemy's valid actions: bool [4]; all four if none avoids the walls and its own body."""
     cells, inside = targets(state.head[ENEMY], np.arange(4), size)
-    deters = jnp.where(state.ages[ENEMY].max() > 2, 2, 1)  # the age from which on: a tail has age 1
+    deters = jnp.where(state.length[ENEMY] > 2, 2, 1)  # the age from which on: a tail has age 1
     valid = inside & (state.ages[ENEMY][cells] < deters)
-    return valid | ~valid.any()
+    has_none = ~functools.reduce(jnp.logical_or, valid)
+    return valid | has_none
 
 
 def advance(
@@ -120,37 +129,39 @@ def advance(
     cells = np.arange(size * size)
     # 1. Where the heads go; both look at the board before the moves.
     cell, inside = targets(state.head, actions, size)
-    occupied = (state.ages > 0).any(0)
-    playing = state.alive.all()
+    cell = computed_once(cell)
+    occupied = covered(state.ages)
+    playing = state.alive[YOU] & state.alive[ENEMY]
     # 2. Who dies: off the board, on a covered cell, or head to head.
-    died = playing & (~inside | occupied[cell] | (inside.all() & (cell[YOU] == cell[ENEMY])))
+    collide = inside[YOU] & inside[ENEMY] & (cell[YOU] == cell[ENEMY])
+    died = computed_once(playing & (~inside | occupied[cell] | collide))
     moves = playing & ~died
     # 3. Who eats, and grows.
-    ate = moves & state.apples[cell]
+    ate = computed_once(moves & state.apples[cell])
     grows = ate & (state.length < max_length)
     length = state.length + grows
     # 4. Tails move, except of those that grow; 5. heads enter their cells; 6. eaten apples go.
     ages = state.ages - ((moves & ~grows)[:, None] & (state.ages > 0)).astype(jnp.int8)
     entered = cells == cell[:, None]
-    state = state.replace(
+    eaten = ate[:, None] & entered
+    after = state.replace(
         time=state.time + 1,
         ages=jnp.where(moves[:, None] & entered, length[:, None].astype(jnp.int8), ages),
         head=jnp.where(moves, cell, state.head),
         length=length,
         alive=state.alive & ~died,
-        apples=state.apples & ~(ate[:, None] & entered).any(0),
+        apples=state.apples & ~(eaten[YOU] | eaten[ENEMY]),
     )
-    return jax.lax.optimization_barrier((state, ate, died))  # as in `random_cell`
+    return after, ate, died
 
 
-def respawn(state: SnakeState, ate: jax.Array, words: jax.Array, size: int) -> SnakeState:
+def respawn(state: SnakeState, ate: jax.Array, words: jax.Array) -> SnakeState:
     """Puts one new apple for each true `ate` [2] on uniformly random empty cells, from uint32 words [2]."""
-    # The second apple is drawn from the cells that the first one leaves: its bit is cleared from the packed rows.
-    cells = np.arange(size * size)
-    empty = pack(~((state.ages > 0).any(0) | state.apples), size)
-    yours = jnp.where(ate[YOU], random_cell(words[YOU], empty, size), -1)
-    your_bits = jnp.where(np.arange(size) == yours // size, jnp.uint32(1) << (yours % size).astype(jnp.uint32), 0)
-    enemys = jnp.where(ate[ENEMY], random_cell(words[ENEMY], empty & ~your_bits.astype(jnp.uint32), size), -1)
+    # The second apple is drawn from the cells that the first one leaves: its bit is cleared from the packed cells.
+    cells = np.arange(state.apples.shape[-1])
+    empty = pack(~(covered(state.ages) | state.apples))
+    yours = jnp.where(ate[YOU], random_cell(words[YOU], empty), -1)
+    enemys = jnp.where(ate[ENEMY], random_cell(words[ENEMY], empty & ~pack_cell(yours, len(empty))), -1)
     return state.replace(apples=state.apples | (cells == yours) | (cells == enemys))
 
 
@@ -189,29 +200,30 @@ class Snake(DiscreteGame):
             head=places[:2],
             length=jnp.ones(2, jnp.int32),
             alive=jnp.ones(2, bool),
-            apples=(cells == places[2:, None]).any(0),
+            apples=functools.reduce(jnp.logical_or, [cells == place for place in places[2:]]),
         )
 
     def advance(self, key, state, action, params):
         """info["enemy_action"] is snake 2's move, int32 []."""
         words = jax.random.bits(key, (3,), jnp.uint32)
-        enemy = random_cell(words[0], pack(enemy_moves(state, self.size), 4), 4)
+        enemy = random_choice(words[0], enemy_moves(state, self.size))
         actions = jnp.stack([jnp.asarray(action, jnp.int32), enemy])
         state, ate, died = advance(state, actions, self.size, self.max_length)
-        state = respawn(state, ate, words[1:], self.size)
+        state = respawn(state, ate, words[1:])
         reward = jnp.where(died[YOU], DEATH_REWARD, ate[YOU] * params.apple_reward).astype(jnp.float32)
         return state, reward, self.is_terminated(state, params), {"enemy_action": enemy}
 
     def is_terminated(self, state: SnakeState, params: SnakeParams) -> jax.Array:
         """Whether at most one snake lives: bool []."""
-        return ~state.alive.all()
+        return ~(state.alive[YOU] & state.alive[ENEMY])
 
     def observe(self, key, state, action, params) -> jax.Array:
         """Returns float32 [size, size, 5], planes of your head, your body, enemy head, enemy body and apples."""
         heads = np.arange(self.size * self.size) == state.head[:, None]
         bodies = (state.ages > 0) & ~heads
-        planes = jnp.stack([heads[YOU], bodies[YOU], heads[ENEMY], bodies[ENEMY], state.apples], axis=-1)
-        return planes.reshape(self.size, self.size, 5).astype(jnp.float32)
+        planes = (heads[YOU], bodies[YOU], heads[ENEMY], bodies[ENEMY], state.apples)
+        floats = jnp.stack([plane.astype(jnp.float32) for plane in planes], axis=-1)
+        return floats.reshape(self.size, self.size, 5)
 
     @on_any_mesh
     def fields(self, state: SnakeState) -> dict[str, jax.Array]:
