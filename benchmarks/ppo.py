@@ -1,6 +1,7 @@
 """PPO end to end beside PureJaxRL and stable-baselines3: environment steps a second, return after equal steps.
 
     python -m benchmarks.ppo --purejaxrl DIR --sb3_python PYTHON [--games CartPole-v1 Acrobot-v1] [--steps 500000]
+    python -m benchmarks.ppo --together 1 4 16 --steps 50000
 
 Every subject trains with 4 environments, 128 steps an update, 4 epochs of 4 minibatches, Adam at 2.5e-4 falling to 0,
 networks of 64, 64: PureJaxRL's own defaults. Ours runs as `PPOConfig` is (observations and rewards normalised) and once
@@ -10,6 +11,9 @@ beforehand; stable-baselines3 has one torch thread, `learn` counts.
 The programs of JAX take turns within each seed, stable-baselines3 follows. Steps a second: the median over seeds.
 "last 10 %": mean return of the last tenth of a training's episodes, of the updates that hold them for the JAX programs.
 "greedy", "sampled": 100 episodes afterwards. All of them: means over the seeds.
+
+With --together only our agents train, so many at once, as one program by `vmap` over their keys, and in turn as many
+one after another, each by the program of one agent: updates of all agents a second of the process on all cores.
 
 PureJaxRL: a checkout, see `peers/purejaxrl.py`. stable-baselines3: a Python that has it, see `peers/sb3.py`. Either may
 be left out. gymnax's and Gymnasium's CartPole and Acrobot have the same rules and limits (500 steps).
@@ -32,7 +36,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.peers import purejaxrl
-from benchmarks.timing import ROOT, in_turns, last_json, machine, medians, parser_of, print_head, print_row, timed
+from benchmarks.timing import (
+    ROOT,
+    both_clocks,
+    in_turns,
+    last_json,
+    machine,
+    medians,
+    parser_of,
+    print_head,
+    print_row,
+    timed,
+)
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.rollouts.control import ControlPlayer, evaluate
 from nlrl_jax.statistics import estimate, header
@@ -166,13 +181,38 @@ def learning(game: str, args: argparse.Namespace) -> None:
         print_row(*cells)
 
 
+def together(game: str, args: argparse.Namespace) -> None:
+    """Prints the rows of one game for agents that train as one program."""
+    train = train_ours(game, args.steps, config_of(args.steps))
+    _, alone = compiled(train)
+    for number in args.together:
+        keys = jax.random.split(jax.random.key(0), number)
+        compiling, program = timed(jax.jit(jax.vmap(train)).lower(keys).compile)
+        subjects = {
+            "one program": lambda _: both_clocks(program, keys)[1],
+            "one after another": lambda _: both_clocks(lambda: [alone(key) for key in keys])[1],
+        }
+        seconds = medians(in_turns(subjects, args.seeds))
+        updates = number * updates_of(args.steps)
+        rates = {name: updates / seconds[name] for name in subjects}
+        ratio = rates["one program"] / rates["one after another"]
+        print_row(game, number, *(f"{rate:,.1f}" for rate in rates.values()), f"{ratio:.2f}", f"{compiling:.1f}")
+
+
 def main() -> None:
     parser = parser_of(__doc__, games=["CartPole-v1", "Acrobot-v1"], steps=500_000, seeds=3, sb3_steps=500_000)
     parser.add_argument("--sb3_seeds", type=int, default=1)
     parser.add_argument("--purejaxrl", help="a checkout")
     parser.add_argument("--sb3_python", help="a Python that has stable-baselines3")
+    parser.add_argument("--together", nargs="+", type=int, help="numbers of agents that train as one program")
     args = parser.parse_args()
     print(machine("flax", "gymnax"))
+    if args.together:
+        print("\nupdates of all agents per CPU second\n")
+        print_head("game", "agents", "one program", "one after another", "ratio", "compiling, s")
+        for game in args.games:
+            together(game, args)
+        return
     print(f"\n{header('seeds of each row')}\n")
     titles = ("game", "subject", "steps x seeds", "steps/s", "best", "nlrl_jax's ratio to it", "compiling, s")
     print_head(*titles, "last 10 %", "greedy", "sampled")

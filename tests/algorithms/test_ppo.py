@@ -204,3 +204,22 @@ def test_a_record_holds_whole_episodes():
         stored = jax.tree.map(lambda leaf, t=t, n=n: leaf[t, n], record.env_state)
         obs = CARTPOLE.step_env(jax.random.key(0), stored, episode.actions[t], CARTPOLE_PARAMS)[0]
         np.testing.assert_allclose(obs, episode.observations[t + 1], rtol=1e-5)
+
+
+def test_seeds_that_train_as_one_program_train_as_each_alone():
+    update = ppo.make_update(CARTPOLE, CARTPOLE_PARAMS, SMALL)
+
+    def train(key):
+        key_init, key_updates = jax.random.split(key)
+        state = ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, SMALL, key_init)
+        state, metrics = jax.lax.scan(update, state, jax.random.split(key_updates, 3))
+        return state.params, metrics["env_return"], metrics["episodes"]
+
+    keys = jax.random.split(jax.random.key(5), 3)
+    together = jax.jit(jax.vmap(train))(keys)
+    alone = jax.jit(train)
+    for i, key in enumerate(keys):
+        mine = jax.tree.map(lambda leaf, i=i: leaf[i], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), mine, alone(key))
+    first, second = (jax.tree.leaves(jax.tree.map(lambda leaf, i=i: leaf[i], together[0])) for i in (0, 1))
+    assert any((a != b).any() for a, b in zip(first, second, strict=True))
