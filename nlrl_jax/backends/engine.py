@@ -152,8 +152,7 @@ class RowBatch:
         free = np.flatnonzero(~running).tolist()
         if not (self.queue and free) and self.index == before:
             return
-        # A large model's texts are loaded in parts: beside all rows they would take as much memory again.
-        max_texts = max(1, R // 4) if self.call.is_large else R
+        max_texts = R if self.call.loads_all else max(1, R // 4)
         while True:
             cached_texts = self.call.take(self.queue, self.beginnings, len(free), max_texts)
             # 3. Prefill

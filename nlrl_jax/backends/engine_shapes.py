@@ -18,6 +18,9 @@ EXACT_CHUNKS = {4: 8, 32: 8, 256: 8}  # those of a large model or an accelerator
 # Rows of a large model on a CPU: each takes a tenth of a step of 8, but a program takes as long to compile as some
 # sixty steps.
 FINE_ROWS = (1, 2, 4, 6, 8)
+# Tokens that such a model reads at once, of each of so many rows: a chunk costs a copy of all weights, a token of
+# padding as much as one of text, and a program to read with is compiled in a second or two.
+FINE_CHUNKS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 FEW, MANY = 24, 64  # texts up to which they are few, and how many of more are read at once
 LEAST_PREFIX, EXACT_LEAST_PREFIX = 256, 32  # tokens: shorter prefixes are part of each row
 
@@ -61,12 +64,17 @@ def prefix_length(shared: int, exact: bool) -> int:
     return 1 << (shared.bit_length() - 1) if shared >= (EXACT_LEAST_PREFIX if exact else LEAST_PREFIX) else 0
 
 
-def block(n: int, new: int, slots: int, max_rows: int, exact: bool) -> tuple[int, int, int]:
+def block(n: int, new: int, slots: int, max_rows: int, exact: bool, fine: bool = False) -> tuple[int, int, int]:
     """(A, C, how many chunks) in which the next of n texts, of which `new` tokens are to be read, are read together:
     at most two chunks of a size, else the next larger size. Two texts are read one by one where a third would be dear
-    (`exact`)."""
-    sizes = EXACT_CHUNKS if exact else CHUNKS
-    size = next((size for size in sizes if new <= 2 * size), max(sizes))
-    texts = 1 if exact and n <= 2 else sizes[size] if n <= FEW else MANY
+    (`exact`). `fine`: as few chunks as can be, with little padding."""
+    if fine:
+        texts = row_count(n, min(max_rows, max(FINE_ROWS)), exact=True, fine=True)
+        num_chunks = -(-new // max(FINE_CHUNKS))
+        size = next(size for size in FINE_CHUNKS if size >= -(-new // num_chunks))
+    else:
+        sizes = EXACT_CHUNKS if exact else CHUNKS
+        size = next((size for size in sizes if new <= 2 * size), max(sizes))
+        texts = 1 if exact and n <= 2 else sizes[size] if n <= FEW else MANY
     size = min(size, slots)
     return min(max_rows, texts), size, -(-new // size)

@@ -60,6 +60,7 @@ class Call:
 
     P: tokens of the prefix, which all texts begin with, and prefix_kv [layers, P, K, D] of them; 0 and None without.
     exact_shapes, fine_rows, grows: see `engine_shapes`. room: positions of the model.
+    loads_all: the texts of all rows are read and loaded together, not a quarter of them at a time.
     is_recurrent: a text goes on only from a snapshot of its states (see `TextCache`).
     """
 
@@ -73,6 +74,8 @@ class Call:
         slots_bytes = min(len(beginnings), network.rows) * shapes.CHEAP * token_bytes(config)
         are_cheap = not self.exact_shapes or (on_cpu and 8 * slots_bytes <= weight_bytes(config))
         self.grows = cache.lasting and (session.few_lengths or are_cheap)
+        # Else all rows' texts would take as much memory again beside them.
+        self.loads_all = not self.is_large or (on_cpu and are_cheap)
         self.room = config.max_positions
         self.P, self.prefix_kv = 0, None
         self.grow_pool()
@@ -95,6 +98,10 @@ class Call:
             self.cache.prefix = first[: shapes.prefix_length(shared, self.exact_shapes)]
         prefix = self.cache.prefix
         return prefix if first[:shared][: len(prefix)] == prefix else ()
+
+    def block(self, n: int, new: int, slots: int) -> tuple[int, int, int]:
+        """See `engine_shapes.block`."""
+        return shapes.block(n, new, slots, self.network.rows, self.exact_shapes, self.fine_rows)
 
     def take(
         self, queue: deque[int], texts: Sequence[Text], max_numbers: int, max_texts: int, continued: bool = True
@@ -207,7 +214,7 @@ def prefill(
         while unread:
             longest = max(len(ending.cached_text.text) for ending in unread) - call.P
             S = shapes.text_slots(longest, call.room, call.grows)
-            A, C, num_chunks = shapes.block(len(unread), unread[0].new, S, call.network.rows, call.exact_shapes)
+            A, C, num_chunks = call.block(len(unread), unread[0].new, S)
             if call.is_recurrent:  # the chunks take no slot of a cached token
                 cached = max(ending.cached for ending in unread[:A]) - call.P
                 S = max(S, shapes.text_slots(cached + C * num_chunks, call.room, call.grows))

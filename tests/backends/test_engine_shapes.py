@@ -22,12 +22,18 @@ def test_slots_of_a_text(grows, widths):
     assert shapes.text_slots(300, 320, grows) == 512  # not more than the model's room takes
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_chunks_cover_what_is_new_within_the_slots(exact):
+@pytest.mark.parametrize("exact, fine", [(False, False), (True, False), (True, True)])
+def test_chunks_cover_what_is_new_within_the_slots(exact, fine):
     for slots in (64, 256, 512, 1024):
         for new in range(1, slots + 1):
-            _, size, chunks = shapes.block(5, new, slots, 64, exact)
+            _, size, chunks = shapes.block(5, new, slots, 64, exact, fine)
             assert new <= size * chunks <= slots and size * chunks < new + size
+
+
+def test_a_fine_menu_reads_in_few_chunks_with_little_padding():
+    for new in range(16, 1025):
+        rows, size, chunks = shapes.block(5, new, 1024, 8, True, True)
+        assert rows == 6 and chunks == -(-new // 256) and size * chunks <= 1.5 * new
 
 
 def test_prefixes_are_powers_of_two():
