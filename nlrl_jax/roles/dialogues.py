@@ -15,6 +15,7 @@ model continues it, whatever it was trained on.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -240,6 +241,7 @@ def room_advice(dialogue: Dialogue, history: History, size: int, room: int, rese
     return f"Give {longer} {size + reserve} tokens or more"
 
 
+@functools.lru_cache(1 << 14)  # every prompt shows the lines of all steps before it again
 def marked(text: str) -> str:
     """Quotes lines of a game's text that could be taken for the model's ("> Action: down").
 

@@ -9,6 +9,7 @@ amount of money, a date or what is more than one number is no number, and neithe
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import unicodedata
@@ -98,6 +99,7 @@ class _Number(NamedTuple):
     end: int
 
 
+@functools.lru_cache(1 << 10)  # most critics know a few sentences
 def read_number(text: str) -> float | None:
     """Reads the value that a line states; None where it states none, or several.
 

@@ -48,11 +48,12 @@ def of_text_game(
     initial_state = reset or (lambda key, kind: env.reset_env(key, params)[1])
     draw = jax.jit(jax.vmap(lambda seed, kind: initial_state(jax.random.key(seed), kind)))
 
-    def transition(key, state, action):
-        """Steps one state.
+    def transition(seed, state, action):
+        """Steps one state, by the key that its seed has at this time.
 
         Returns (state, reward, terminated, truncated, whether the action is valid, whether it had no effect).
         """
+        key = jax.random.fold_in(jax.random.key(seed), state.time)
         is_action, unknown = action >= 0, game.unknown_action
         played = jnp.where(is_action, action, unknown or 0)
         _, after, reward, terminated, info = env.step_env(key, state, played, params)
@@ -106,8 +107,7 @@ def of_text_game(
         size = size_for(len(ids))  # once: another thread may begin more episodes meanwhile
         before = padded([state for _, state in states], size)
         seeds = padded([np.uint32(seed) for seed, _ in states], size)
-        keys = jax.vmap(lambda seed, time: jax.random.fold_in(jax.random.key(seed), time))(seeds, before.time)
-        results = step(keys, before, padded([np.int32(i) for i in ids], size))
+        results = step(seeds, before, padded([np.int32(i) for i in ids], size))
         after, reward, terminated, truncated, valid, idle = jax.device_get(results)
         success = jax.device_get(won(after)) if won else np.zeros(size, bool)
         outcomes = []
