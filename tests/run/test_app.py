@@ -32,5 +32,6 @@ def test_programs_for_simulated_devices_or_several_processes_on_cpus_are_not_kep
     app.let_all_collectives_wait()
     app.use_compilation_cache()
     assert ("jax_compilation_cache_dir" in changed) == kept
+    assert (changed.get("jax_persistent_cache_min_compile_time_secs") == 0) == kept  # small programs too
     assert ("PJRT_NPROC" in os.environ) == (not kept and not joined)
     assert changed.get("jax_enable_compilation_cache", True) == kept
