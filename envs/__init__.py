@@ -1,7 +1,7 @@
 """Games by name: `make(name)` is a `TextGame`, `make_board` makes a `BoardGame`, `make_control` a `ControlGame` and
 `make_host` a `HostGame`.
 
-Nothing heavy is imported until a game is made (gymnax alone takes seconds to import).
+Nothing heavy is imported until a game is made (gymnax alone takes half a second to import).
 """
 
 from __future__ import annotations
