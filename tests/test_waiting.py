@@ -26,7 +26,8 @@ def test_a_process_tells_its_time_its_programs_and_what_it_measured(tmp_path):
     row = Row(code=f"""{LOG}; sum(range(10**6)); print("a line"); print('{{{{"seconds": 2.5}}}}')""")
     measures = waiting.run_once(row, waiting.ROOT, tmp_path, OPTIONS)
     assert measures["programs"] == 3 and measures["seconds"] == 2.5
-    assert 0 < measures["CPU s"] < 10 and 1 < measures["peak MB"] < 1000
+    # On Linux a child's peak begins at its parent's, here the tests' own; the benchmark itself is small.
+    assert 0 < measures["CPU s"] < 10 and measures["peak MB"] > 1
     with pytest.raises(RuntimeError, match="no such thing"):
         waiting.run_once(Row(code="raise ValueError('no such thing')"), waiting.ROOT, tmp_path, OPTIONS)
 
