@@ -7,12 +7,13 @@ imported when Gymnax first draws.
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.machinery
+import importlib
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
+
+from nlrl_jax.module_finder import ModuleFinder
 
 DRAWING = ("matplotlib", "seaborn")
 
@@ -27,30 +28,13 @@ class _Deferred(types.ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, libraries: Sequence[str]):
-        self.libraries = libraries
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        is_deferred = name.partition(".")[0] in self.libraries
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_deferred else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _Deferred(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        del module
-
-
 @contextlib.contextmanager
 def deferred(*libraries: str) -> Iterator[None]:
     """Within, imports of libraries that are not imported yet do nothing until something is taken from them later on.
 
     Afterwards they can be imported as ever.
     """
-    finder = _Finder([library for library in libraries if library not in sys.modules])
+    finder = ModuleFinder([library for library in libraries if library not in sys.modules], _Deferred)
     sys.meta_path.insert(0, finder)
     try:
         yield

@@ -17,7 +17,7 @@ OURS = ("nlrl_jax", "envs", "launch", "benchmarks", "tests")
 FLOORS = (
     ("nlrl_jax.arrays", "nlrl_jax.config", "nlrl_jax.files", "nlrl_jax.types", "nlrl_jax.losses", "nlrl_jax.returns",
      "nlrl_jax.multihost", "nlrl_jax.networks", "nlrl_jax.old_names", "nlrl_jax.statistics", "nlrl_jax.updates",
-     "nlrl_jax.gymnax_base",
+     "nlrl_jax.gymnax_base", "nlrl_jax.module_finder",
      "nlrl_jax.text.template"),  # a template is data, as are `types`
     ("nlrl_jax.lm", "nlrl_jax.roles"),
     ("nlrl_jax.text", "nlrl_jax.weights"),

@@ -7,12 +7,12 @@ stand-in again, as a base class it is none, and as a decorator it leaves a class
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
+
+from nlrl_jax.module_finder import ModuleFinder
 
 HELP = {"--help", "-help", "-h", "--helpshort"}  # what asks for the options of a script
 LIBRARIES = {
@@ -48,21 +48,6 @@ class StandIn(types.ModuleType):
         return ()
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name in LIBRARIES or name.partition(".")[0] in LIBRARIES:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return StandIn(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        del module
-
-
 def install() -> None:
     """From here on, imports of `LIBRARIES` are stand-ins; only for a process that computes nothing."""
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, ModuleFinder(LIBRARIES, StandIn))
