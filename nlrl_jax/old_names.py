@@ -18,7 +18,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if not name.startswith(self.package + "."):
             return None
         spec = importlib.util.find_spec(f"nlrl_jax.{name}")
-        return spec and importlib.util.spec_from_loader(name, self, is_package=bool(spec.submodule_search_locations))
+        is_package = spec and bool(spec.submodule_search_locations)
+        # `python -m` makes the origin sys.argv[0], from which absl takes the program's name
+        return spec and importlib.util.spec_from_loader(name, self, origin=spec.origin, is_package=is_package)
 
     def create_module(self, spec):
         module = importlib.import_module(f"nlrl_jax.{spec.name}")

@@ -140,8 +140,8 @@ def test_old_names_are_the_same_modules():
         "assert envs is nlrl_jax.envs and envs.snake.__spec__.name == 'nlrl_jax.envs.snake'"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    command = [sys.executable, "-m", "launch.generate", "--help"]
-    assert "--prompt" in subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    command = [sys.executable, "-m", "launch.compare", "runs/nowhere"]
+    assert "runs/nowhere holds no run" in subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stderr
 
 
 def test_imports_are_seen():
