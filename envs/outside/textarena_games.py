@@ -27,6 +27,7 @@ from nlrl_jax.types import HostGame, Outcome
 
 _HORIZON = 60  # steps where a game names no limit
 _KIND = textarena.ObservationType
+_REFUSED = "Invalid Move: "
 
 
 def host_game(
@@ -67,7 +68,9 @@ def host_game(
         if not done:
             return Outcome(None, joined(messages_of(env)), valid=valid)
         rewards, info = env.close()
-        reward, mine = (rewards or {}).get(LEARNER, 0), info.get(LEARNER, {})
+        reward, mine = (rewards or {}).get(LEARNER, 0), dict(info.get(LEARNER, {}))
+        if isinstance(reward, str):  # Countdown, Cryptarithm, Slitherlink: the reason stands where the reward belongs
+            reward, mine["reason"] = float(mine["reason"].rpartition(":")[2]), f"{_REFUSED}{reward}"
         env.state.current_player_id = LEARNER  # whose last messages are read
         text = "\n".join(filter(None, (joined(messages_of(env)), mine.get("reason", ""))))
         return Outcome(None, text, reward, True, reward == 1, valid=not mine.get("invalid_move", False))
@@ -124,13 +127,13 @@ def _made(name: str, options: dict[str, Any]) -> Any:
 
 
 def _least_players(name: str, options: dict[str, Any]) -> int:
-    """Finds the smallest number of players that a game begins with; games refuse others by assertions of their own."""
+    """Finds the smallest number of players that a game begins with; each game refuses others by an error of its own."""
     errors = []
     _made(name, options)  # an option that it does not take is no matter of players
     for players in range(1, 9):
         try:
             _made(name, options).reset(num_players=players, seed=0)
             return players
-        except (AssertionError, KeyError, IndexError, TypeError) as error:
+        except (AssertionError, ValueError, KeyError, IndexError, TypeError) as error:
             errors.append(f"{players} players: {error}")
     raise ValueError(f"TextArena's {name} begins with none of 1 to 8 players ({errors[-1]})")

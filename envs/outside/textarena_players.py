@@ -30,9 +30,14 @@ class Table:
 
 
 def messages_of(env: Any) -> list[tuple[str, Any]]:
-    """Takes what the game has said to the player whose turn it is, without moves as they were written."""
+    """Takes what the game has said to the player whose turn it is, without moves as they were written.
+
+    Countdown, Cryptarithm and Slitherlink file a move with its fields in other places: the number of its player as the
+    text, and the move as the kind.
+    """
     _, messages = env.get_observation()
-    return [(text.strip(), kind) for _, text, kind in messages if kind != _KIND.PLAYER_ACTION]
+    said = (message for message in messages if isinstance(message[2], _KIND) and message[2] != _KIND.PLAYER_ACTION)
+    return [(text.strip(), kind) for _, text, kind in said]
 
 
 def joined(messages: list[tuple[str, Any]], *without: Any) -> str:

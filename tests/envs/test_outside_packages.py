@@ -102,6 +102,21 @@ def test_textarena_s_rewards_and_invalid_moves():
     assert twice[1:] == (0.0, True, False, False)
 
 
+@pytest.mark.parametrize("name", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0"])
+def test_textarena_s_games_that_swap_reward_and_reason(name):
+    pytest.importorskip("textarena")
+    once, twice = played(envs.make_host(f"textarena:{name}"), ["hm", "hm"])
+    assert not once[2] and "attempted an invalid move" in once[0] and twice[2] and not twice[4]
+    assert 0 <= twice[1] < 1 and "Invalid Move: Bad action format" in twice[0].replace("Invalid action", "Bad action")
+
+
+@pytest.mark.parametrize("name", ["GermanWhist-v0", "Golf-v0", "TwoDollar-v0"])
+def test_textarena_s_games_of_two_that_refuse_one_with_a_value_error(name):
+    pytest.importorskip("textarena")
+    few, two = (envs.make_host(f"textarena:{name}", players=players).reset([("", 0)])[0] for players in (0, 2))
+    assert few.goal and few[1:] == two[1:]
+
+
 def reply(heard):
     assert "Tic Tac Toe" in heard
     return "[0]" if "[0]" in heard[heard.rfind("Available") :] else "[8]"
