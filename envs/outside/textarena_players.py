@@ -22,10 +22,10 @@ _LISTED = re.compile(r"(?:available|valid|legal) (?:moves|actions)", re.IGNORECA
 
 @dataclasses.dataclass
 class Table:
-    """A game with its other players: env, the game; heard, what an opponent was told; chance, of random ones."""
+    """A game with its other players: env, the game; heard, what each of them was told; chance, of random ones."""
 
     env: Any
-    heard: str = ""
+    heard: dict[int, str] = dataclasses.field(default_factory=dict)
     chance: random.Random = dataclasses.field(default_factory=random.Random)
 
 
@@ -48,19 +48,20 @@ def let_others_move(table: Table, reply: Callable[[str], str] | None) -> bool:
     """Plays the other players until it is the learner's turn; returns whether the game has ended."""
     env, done = table.env, False
     while not done and env.state.current_player_id != LEARNER:
-        table.heard = f"{table.heard}\n{joined(messages_of(env))}".strip()
-        done, _ = env.step(reply(table.heard) if reply else _random_move(table))
+        player = env.state.current_player_id
+        heard = table.heard[player] = f"{table.heard.get(player, '')}\n{joined(messages_of(env))}".strip()
+        done, _ = env.step(reply(heard) if reply else _random_move(table, heard))
     return done
 
 
-def _random_move(table: Table) -> str:
+def _random_move(table: Table, heard: str) -> str:
     """Draws a legal move: one that the game has listed, or one in brackets that it has shown, with other numbers.
 
     Each is tried on a copy of the game. The last one is played where none is legal.
     """
-    listed = [match.end() for match in _LISTED.finditer(table.heard)]
-    recent = _MOVE.findall(table.heard, listed[-1]) if listed else []
-    examples = _MOVE.findall(table.heard) or ["[0]"]
+    listed = [match.end() for match in _LISTED.finditer(heard)]
+    recent = _MOVE.findall(heard, listed[-1]) if listed else []
+    examples = _MOVE.findall(heard) or ["[0]"]
     player, refused, move = table.env.state.current_player_id, set(), examples[0]
     for i in range(_TRIED):
         if recent and i < _TRIED // 4:

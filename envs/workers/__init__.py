@@ -34,7 +34,7 @@ def choice(text: str) -> Choice | None:
     """
     match = re.fullmatch(r"(\d*)|(ray)(?::([1-9]\d*))?", str(text))
     if match is None:
-        raise ValueError(f"env_workers is {text!r}; it must be a number of processes, ray or ray:NUMBER")
+        raise ValueError(f"--env_workers is {text!r}; it must be a number of processes, ray or ray:N")
     if match[2]:
         return Choice(int(match[3] or 0), True)
     return Choice(int(match[1]), False) if int(match[1] or 0) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from typing import Any
 
 from nlrl_jax.envs.workers.process import WorkerLost
@@ -22,7 +23,10 @@ def connect(number: int) -> int:
         raise ValueError("env_workers ray needs the package ray: pip install 'nlrl_jax[ray]'") from None
     if not ray.is_initialized():
         try:
-            ray.init(log_to_driver=bool(os.environ.get("NLRL_TRACEBACK")), logging_level="error")
+            with warnings.catch_warnings():
+                # JAX warns of forks; Ray's child runs another program at once, so that no lock of JAX's is waited for
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+                ray.init(log_to_driver=bool(os.environ.get("NLRL_TRACEBACK")), logging_level="error")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"env_workers ray: {' '.join(str(error).split())}") from None
     return number or max(1, int(ray.cluster_resources().get("CPU", 1)))

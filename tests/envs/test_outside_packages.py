@@ -6,6 +6,7 @@ python -m pytest tests/envs/test_outside_packages.py
 
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -134,6 +135,14 @@ def test_textarena_s_opponents(monkeypatch):
     chance = envs.make_host("textarena:TicTacToe-v0")
     firsts = {played(chance, ["[4]"], seed)[0][0] for seed in range(8)}
     assert len(firsts) > 2 and all("placed their symbol (X)" in first for first in firsts)
+
+
+def test_each_opponent_hears_what_it_was_told():
+    pytest.importorskip("textarena")
+    heard = []
+    envs.make_host("textarena:ThreePlayerIPD-v0", opponent=lambda text: heard.append(text) or "hm")
+    assert {re.search(r"You are Player (\d)", text)[1] for text in heard} == {"1", "2"}
+    assert all(len(set(re.findall(r"You are Player (\d)", text))) == 1 for text in heard)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="it can be read there")

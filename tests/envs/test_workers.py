@@ -94,7 +94,14 @@ def test_what_imagines_copies_a_state_or_repeats_its_episode():
     [
         ("tests.envs.rooms:Unseeded", "2", "does not follow its seed: two episodes of seed 0 began with 'room "),
         ("tests.envs.rooms:Here", "1", "no display"),
-        ("tests.envs.rooms:Rooms", "two", "env_workers is 'two'; it must be a number of processes, ray or ray:NUMBER"),
+        *(
+            (
+                "tests.envs.rooms:Rooms",
+                text,
+                f"--env_workers is '{text}'; it must be a number of processes, ray or ray:N",
+            )
+            for text in ("two", "-1", "ray:", "ray:0")
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(name, chosen, says, monkeypatch):

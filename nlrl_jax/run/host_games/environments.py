@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 from nlrl_jax.config import check, option
 
@@ -28,5 +27,3 @@ class EnvironmentsConfig:
 
     def __post_init__(self):
         check(self)
-        if not re.fullmatch(r"\d+|ray(:[1-9]\d*)?", self.env_workers):
-            raise ValueError(f"--env_workers is {self.env_workers!r}; it must be a number of processes, ray or ray:N")
