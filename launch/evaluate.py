@@ -202,8 +202,8 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     number, tokens = limit.episodes, options.max_tokens or agent.sampling.max_tokens
     config = replace(agent, eval_episodes=number, eval_turns=limit.max_turns, seed=seed, max_tokens=tokens)
     maps = map_splits(run.get("maps", ""))
-    own = opponent_option(options.opponent or form.opponent, run["game"]) | _environments()
-    game, evaluated = envs.make_host_pair(run["game"], maps, data=form.data, **own)
+    game_options = opponent_option(options.opponent or form.opponent, run["game"]) | _environments()
+    game, evaluated = envs.make_host_pair(run["game"], maps, data=form.data, **game_options)
     limits.check_horizon(game, "max_turns")
     is_own_seed = seed == agent.seed
     if is_own_seed and number > agent.eval_episodes:

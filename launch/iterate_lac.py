@@ -121,8 +121,8 @@ class IterateConfig:
 def games_of(config: IterateConfig) -> tuple[HostGame, HostGame, list[str]]:
     """The games of the rounds and of the held-out tasks, and the kinds of tasks that are played. Errors: see
     `envs.make_host`."""
-    where = dataclasses.asdict(config.environments)
-    game, evaluated = envs.make_host_pair(config.game, max_steps=config.max_steps, **where)
+    env_options = dataclasses.asdict(config.environments)
+    game, evaluated = envs.make_host_pair(config.game, max_steps=config.max_steps, **env_options)
     return game, evaluated, kinds_of(game, config.missions)
 
 

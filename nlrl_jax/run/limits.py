@@ -20,8 +20,8 @@ def check_horizon(game: TextGame | ControlGame | HostGame, *names: str) -> None:
     Raises:
       ValueError: names the first of them, with both numbers.
     """
-    given = [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
-    for sentence in capped(game, **{name: flags.FLAGS[name].value or 0 for name in given}):
+    present = [name for name in names if name in flags.FLAGS and flags.FLAGS[name].present]
+    for sentence in capped(game, **{name: flags.FLAGS[name].value or 0 for name in present}):
         raise ValueError(f"{sentence}; give at most {game.max_steps}")
 
 

@@ -40,7 +40,7 @@ def write(
     before: Evaluation,
     after: Evaluation,
     seeds: int | Sequence[int] = 1,
-    **more: Any,
+    **entries: Any,
 ) -> pathlib.Path:
     """Writes RUN_DIR/results.json, whole or not at all, and returns its path. All processes of a run
     must call this; the first writes.
@@ -48,12 +48,12 @@ def write(
     Args:
       script: the module's name, e.g. "train_ms_grpo".
       before, after: evaluations; `after={}` while the run is still training.
-      more: other entries, such as "transcripts" ({"before": [...], "after": [...]}).
+      entries: others, such as "transcripts" ({"before": [...], "after": [...]}).
 
     Raises:
       ValueError: an evaluation holds something other than numbers.
     """
-    stored = {"script": script, "before": before, "after": after, "seeds": seeds, **more}
+    stored = {"script": script, "before": before, "after": after, "seeds": seeds, **entries}
     stored = _plain(stored)
     for name in ("before", "after"):
         _numbers(name, stored[name])

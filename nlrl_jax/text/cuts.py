@@ -247,10 +247,10 @@ class Cutter:
                     words = [text[start:end] for start, end, _ in tokenizer.words(text)]
                     examples.append(f"  {head!r} | {text[len(head) :]!r} splits as {words}")
                     break
-        what = "tokens" if not tokenizer.border_problem else "pre-tokens"
+        unit = "tokens" if not tokenizer.border_problem else "pre-tokens"
         return ValueError(
             f"the template cannot be cut between {left_name} and {right_name} (literal text between them: {gap!r}): "
-            f"this tokenizer's {what} cross the border (|) there\n"
+            f"this tokenizer's {unit} cross the border (|) there\n"
             + "\n".join(examples)
             + (f"\nWithin pre-tokens no cut is safe: {tokenizer.border_problem}." if tokenizer.border_problem else "")
             + "\nPut text between the two that it splits off, such as a newline before a letter, "

@@ -158,8 +158,8 @@ def _entries(path: pathlib.Path, read: Callable[..., Any], name: str, kind: type
     if entries is None:
         raise ValueError(f"{path} lacks the metadata key tokenizer.ggml.{name}")
     if wrong := [entry for entry in entries if not isinstance(entry, kind)]:
-        what = "texts" if kind is str else "numbers"
-        raise ValueError(f"{path} has {str(wrong[0])[:40]} in tokenizer.ggml.{name}; it must hold {what}")
+        expected = "texts" if kind is str else "numbers"
+        raise ValueError(f"{path} has {str(wrong[0])[:40]} in tokenizer.ggml.{name}; it must hold {expected}")
     return entries
 
 

@@ -54,21 +54,21 @@ def replying(model: Writer, room: int, max_tokens: int = MAX_TOKENS) -> Callable
 
     def reply(heard: str) -> str:
         prompt, text = _prompt(tokenizer, heard, room - max_tokens)
-        (written,) = model.write([prompt], sampling, "opponent", 0, ())
+        (completion,) = model.write([prompt], sampling, "opponent", 0, ())
         end = thought_end(text)
-        return answer(tokenizer, written.tokens, end) or ""
+        return answer(tokenizer, completion.tokens, end) or ""
 
     return reply
 
 
 def _prompt(tokenizer: Tokenizer, heard: str, room: int) -> tuple[tuple[int, ...], str]:
     """The tokens and text of a message with what a player has heard; its middle is left out where it is too long."""
-    shown = heard
+    excerpt = heard
     while True:
-        text = tokenizer.render_chat([{"role": "user", "content": shown}])
+        text = tokenizer.render_chat([{"role": "user", "content": excerpt}])
         tokens = tuple(tokenizer.encode(text))
-        if len(tokens) <= room or not shown:
+        if len(tokens) <= room or not excerpt:
             return tokens, text
         # The rules stand at the beginning, what is to be answered at the end.
-        third = len(shown) // 3
-        shown = f"{shown[:third]}\n[...]\n{shown[-third:]}" if third > 10 else ""
+        third = len(excerpt) // 3
+        excerpt = f"{excerpt[:third]}\n[...]\n{excerpt[-third:]}" if third > 10 else ""

@@ -53,8 +53,8 @@ def shared(game: HostGame) -> HostGame:
 
     def step(states: Sequence[SharedState], actions: Sequence[str]) -> list[Outcome]:
         owners = [state.owner for state in states]
-        own = [(state.state, action) for state, action in zip(states, actions, strict=True) if state.owner == me]
-        outcomes = game.step([state for state, _ in own], [action for _, action in own]) if own else []
+        local = [(state.state, action) for state, action in zip(states, actions, strict=True) if state.owner == me]
+        outcomes = game.step([state for state, _ in local], [action for _, action in local]) if local else []
         after = iter([outcome.state for outcome in outcomes])
         facts = _in_order([_facts(outcome) for outcome in outcomes], owners)
         return [
@@ -77,9 +77,9 @@ def shared(game: HostGame) -> HostGame:
     return generators.of_states(played, at_owner, "board", "closing_reward")
 
 
-def _in_order(own: Sequence[Any], owners: Sequence[int]) -> list[Any]:
+def _in_order(local_values: Sequence[Any], owners: Sequence[int]) -> list[Any]:
     """One value (JSON) for each episode, from those that each process has for its own."""
-    rows = [iter(values) for values in multihost.every(own)]
+    rows = [iter(values) for values in multihost.every(local_values)]
     return [next(rows[owner]) for owner in owners]
 
 

@@ -169,11 +169,11 @@ def write_page(
     curves += ["kl"] * (config.learning.beta > 0)
     curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
     health = learning_curve([run_dir], (*alarms.MEASURES, *REPLIES), run_dir / "replies.png")
-    written = read_metrics(run_dir)
-    by_game = [name for name in after if name.startswith("env_return/") and name in written]  # or by kinds of tasks
+    metrics = read_metrics(run_dir)
+    by_game = [name for name in after if name.startswith("env_return/") and name in metrics]  # or by kinds of tasks
     if by_game:
         games = learning_curve([run_dir], by_game, run_dir / "by_game.png", before=before)
-    warnings, used = alarms.warnings(run_dir), written.get("row_use", ())
+    warnings, used = alarms.warnings(run_dir), metrics.get("row_use", ())
     stages = {"before": before, "after": after}
     rows = [Measurement(stage, config.seed, *row) for stage, scores in stages.items() for row in scores.items()]
     Measurements(rows).write(run_dir)
