@@ -4,6 +4,7 @@
     python -m benchmarks.ms_grpo_iteration --model smollm2 --preset laptop
     python -m benchmarks.ms_grpo_iteration --model smollm2 --preset paper --dtype bfloat16 --micro_batch 25   # a GPU
     python -m benchmarks.ms_grpo_iteration --model qwen2.5-3b --preset paper --micro_batch 5 --remat          # a GPU
+    python -m benchmarks.ms_grpo_iteration --together 1 4 16                  # agents of so many seeds as one program
     python -m benchmarks.ms_grpo_iteration --model FILE.gguf --preset laptop --repeats 1 --rollout_weights apart \\
         --options maps=all max_tokens=120 num_groups=2 max_turns=2 top_k=0 temperature=1.0 sampling_temperature=1.0
 
@@ -18,6 +19,9 @@ update reads the learned tokens with the model and with the reference, and goes 
 `--remat` computes again does not count). Generation also has to read, once for every token that the longest reply of a
 turn needs, all weights and the keys and values of the tokens so far. The limits are measured here: a plain matrix
 product, and the sum of a large array. Seconds of all cores are given too: they say more where other work runs beside.
+
+With --together the agents of several seeds train as one program, all at once (`vmap`) or one after another within it
+(`lax.map`), and in turn each by itself: agent-iterations per CPU second.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.models import MODELS, prompts_of
-from benchmarks.timing import both_clocks, in_turns, machine, parser_of, print_head, print_row, timed
+from benchmarks.timing import both_clocks, in_turns, machine, medians, parser_of, print_head, print_row, timed
 from nlrl_jax import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.config import make
@@ -40,10 +44,12 @@ from nlrl_jax.lm import malloc
 from nlrl_jax.lm.acting import WEIGHTS
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import row_use
+from nlrl_jax.lm.programs import compiler_options
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run.sizing import matmul_rate
 from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.updates import over_seeds, stack
 from nlrl_jax.weights.load import load_tokenizer
 
 
@@ -156,6 +162,27 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     return rows
 
 
+def together(config: TrainConfig, number: int, repeats: int) -> list[str]:
+    """A row: agents, and their iterations per CPU second as one program of either kind and apart."""
+    game, _, policy, params = build(config)
+    update = make_update(policy, game, config.learning)
+    keys = jax.random.split(jax.random.key(0), number)
+    states = [init_state(policy.model, params, config.learning, key) for key in keys]
+    stacked, options = stack(states), compiler_options(policy.model)
+    programs = {
+        name: jax.jit(over_seeds(update, vectorize), compiler_options=options)
+        for name, vectorize in (("vmap", True), ("map", False))
+    }
+    alone = jax.jit(update, compiler_options=options)
+    subjects = {name: lambda _, run=run: both_clocks(run, stacked, keys)[1] for name, run in programs.items()}
+    subjects["apart"] = lambda _: sum(both_clocks(alone, *agent)[1] for agent in zip(states, keys))
+    for run in subjects.values():
+        run(0)  # compiles
+    rates = {name: number / seconds for name, seconds in medians(in_turns(subjects, repeats)).items()}
+    ratios = [rates[name] / rates["apart"] for name in programs]
+    return [str(number), *(f"{rate:.3f}" for rate in rates.values()), *(f"{ratio:.2f}" for ratio in ratios)]
+
+
 def value(text: str) -> Any:
     """A number or True where the text is one, else the text."""
     try:
@@ -172,6 +199,7 @@ def main() -> None:
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--rollout_weights", default="auto", choices=WEIGHTS, help="what rollouts read")
     parser.add_argument("--options", nargs="*", default=[], help="others of train_ms_grpo, as NAME=VALUE")
+    parser.add_argument("--together", nargs="+", type=int, help="numbers of agents that train as one program")
     args = parser.parse_args()
     malloc.keep()  # as every script does
     names = ("model", "game", "dtype", "remat", "rollout_weights", "micro_batch", "max_tokens")
@@ -179,6 +207,12 @@ def main() -> None:
     options |= {name: value(text) for name, text in (option.split("=", 1) for option in args.options)}
     config = make(TrainConfig, **PRESETS[args.preset] | options)
     print(f"{machine()}; {args.model} on {args.game}, preset {args.preset}, median of {args.repeats}")
+    if args.together:
+        print("\nagent-iterations per CPU second\n")
+        print_head("agents", "vmap", "map", "apart", "vmap to apart", "map to apart")
+        for number in args.together:
+            print_row(*together(config, number, args.repeats))
+        return
     rows = measure(config, args.repeats)
     print_head("phase", "s", "share", "tokens/s", "of the compute limit", "of the memory limit")
     for row in rows:
