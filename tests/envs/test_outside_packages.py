@@ -145,6 +145,36 @@ def test_each_opponent_hears_what_it_was_told():
     assert all(len(set(re.findall(r"You are Player (\d)", text))) == 1 for text in heard)
 
 
+def registered(package):
+    """The names of all games of a package, without variants of one game's prompts and what needs a download."""
+    registry = pytest.importorskip(f"{package}.envs.registration").ENV_REGISTRY
+    apart = ("-train", "-raw") if package == "textarena" else ()
+    fetched = ("math:", "code:", "qa:", "logic:", "eval:", "visual:")
+    return [f"{package}:{name}" for name in registry if not name.endswith(apart) and not name.startswith(fetched)]
+
+
+SLOW_TO_DRAW = "Sokoban", "Sudoku-v0-hard", "arc_agi", "number_sequence"  # half a minute for a task, and more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "package, actions, least", [("gem", [r"\boxed{1}", r"\boxed{A B}"], 120), ("textarena", ["[1]", "hm"], 175)]
+)
+def test_every_game_is_played_or_says_why_not(package, actions, least):
+    refusals, names = {}, [name for name in registered(package) if not any(slow in name for slow in SLOW_TO_DRAW)]
+    for name in names:
+        try:
+            assert played(envs.make_host(name), actions) is not None
+        except (ValueError, AssertionError) as error:  # an episode whose step fails is an assertion of `played`
+            refusals[name] = str(error).splitlines()[0]
+    print(
+        *(f"{name}: {text}" for name, text in refusals.items()),
+        f"{len(names) - len(refusals)} of {len(names)}",
+        sep="\n",
+    )
+    assert len(names) - len(refusals) >= least
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="it can be read there")
 def test_a_game_for_a_later_python():
     pytest.importorskip("textarena")
