@@ -89,7 +89,7 @@ TRANSCRIPTS = """
     --preset babyai --missions 'go to' --num_groups 4 --max_turns 8 --eval_episodes 8 --eval_every 0 --iterations 4
 """
 WEBSHOP = """
-    --game webshop --num_groups 1 --group_size 4 --group_sample 4 --sampling_temperature 0 --max_turns 3 --max_tokens 40
+    --game webshop --num_groups 1 --group_size 4 --sampling_temperature 0 --max_turns 3 --max_tokens 40
     --top_k 3 --temperature 1 --beta 0 --learning_rate 2e-5 --eval_episodes 1 --eval_turns 1 --iterations 3
 """
 

@@ -32,7 +32,7 @@ from nlrl_jax.backends import batching
 from nlrl_jax.backends import engine_shapes as shapes
 from nlrl_jax.backends.prefill import NOWHERE, CachedText, Call, HiddenChunk, Network, load, prefill, put_on_device
 from nlrl_jax.backends.session import Session, Text, TextCache
-from nlrl_jax.lm import decode, kv_rows
+from nlrl_jax.lm import decode, kv_rows, stepwise
 from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.sampling import DrawSampling
@@ -190,8 +190,9 @@ class RowBatch:
         stop_at = max(1, round(network.refill * R)) if self.queue else R - self.smaller if self.smaller < R else R
         arguments = self.draw.arguments(self.call.prefix_kv)
         with PROGRAMS.once(network.model, "decode", R, self.S, self.N, self.call.P, arguments[0]):
-            key = self.draw.key
-            self.rows = _decode(network.model, network.acting, self.rows, key, np.int32(stop_at), *arguments)
+            has_own_arrays = isinstance(network.acting["params"]["blocks"], tuple)
+            write = stepwise.decode if has_own_arrays else _decode
+            self.rows = write(network.model, network.acting, self.rows, self.draw.key, np.int32(stop_at), *arguments)
 
     # 5. Finish
 

@@ -15,8 +15,8 @@ CHEAP = 1024  # slots a row, to which texts may grow where those of all rows tak
 # Tokens of a text that are read at once, and of how many texts, where few are left: some 64 tokens fill a core.
 CHUNKS = {4: 8, 32: 2}
 EXACT_CHUNKS = {4: 8, 32: 8, 256: 8}  # those of a large model or an accelerator
-# Rows of a large model on a CPU: each takes a tenth of a step of 8, but a program takes as long to compile as some
-# sixty steps.
+# Rows of a large model on a CPU: each takes a tenth of a step of 8, but programs of another number take as long to
+# compile as some ten steps.
 FINE_ROWS = (1, 2, 4, 6, 8)
 # Tokens that such a model reads at once, of each of so many rows: a chunk costs a copy of all weights, a token of
 # padding as much as one of text, and a program to read with is compiled in a second or two.

@@ -121,18 +121,10 @@ def decode(
       temperature: float [], in place of `sampling.temperature`, unless that is greedy.
       draws: how each draw is sampled, in place of `sampling` and `temperature`.
     """
-    W = num_slots(rows.kv)
-    slots, before = jnp.arange(W), prefix_length(prefix)
-
-    # All rows write slot `index` of the cache in the same step: prompts are right-aligned, so positions differ by row.
-    def more(rows):
-        return (jnp.sum(~running(rows)) < stop_at) & (rows.index < W)
+    W, before = num_slots(rows.kv), prefix_length(prefix)
 
     def step(rows):
-        positions = (before + rows.index - rows.start)[:, None]
-        valid = slots >= rows.start[:, None]  # slots after `index` are masked by the cache itself
-        if model.config.num_linear_layers:  # rows that have ended are stepped beside others: their states stay
-            valid &= running(rows)[:, None] | (slots != rows.index)
+        positions, valid = next_inputs(model, rows, W, before)
         cache = Cache(rows.kv, rows.index)
         hidden, cache = model.apply(variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix)
         rows = rows._replace(kv=cache.kv, index=cache.index)
@@ -140,8 +132,26 @@ def decode(
         return placed(write(model, variables, rows, *arguments), model.mesh)
 
     kv, prefix = rows.kv, acting.own_prefix(variables, prefix)
-    rows = jax.lax.while_loop(more, step, rows._replace(kv=acting.own_slots(variables, kv, rows.tokens.shape[0])))
+    rows = rows._replace(kv=acting.own_slots(variables, kv, rows.tokens.shape[0]))
+    rows = jax.lax.while_loop(lambda rows: goes_on(rows, stop_at, W), step, rows)
     return placed(rows._replace(kv=acting.joined_slots(kv, rows.kv)), model.mesh)
+
+
+def goes_on(rows: Rows, stop_at: jax.Array, W: int) -> jax.Array:
+    """bool []: whether there is a next step."""
+    return (jnp.sum(~running(rows)) < stop_at) & (rows.index < W)
+
+
+def next_inputs(model: Transformer, rows: Rows, W: int, before: int) -> tuple[jax.Array, jax.Array]:
+    """Positions int32 [R, 1] of the newest tokens, after so many of the prefix, and bool [R, W], which slots hold one.
+
+    All rows write slot `index` in the same step: prompts are right-aligned, so positions differ by row.
+    """
+    slots = jnp.arange(W)
+    valid = slots >= rows.start[:, None]  # slots after `index` are masked by the cache itself
+    if model.config.num_linear_layers:  # rows that have ended are stepped beside others: their states stay
+        valid &= running(rows)[:, None] | (slots != rows.index)
+    return (before + rows.index - rows.start)[:, None], valid
 
 
 def write(

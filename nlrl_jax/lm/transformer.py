@@ -85,31 +85,54 @@ class Transformer(nn.Module):
         expect("B L", sizes, **present(segments=segments))
         expect("rows slots", **present(valid=valid))
         expect("rows L L", {"L": sizes["L"]}, **present(sees=sees))
-        B, L = tokens.shape
-        slots = L if cache is None else num_slots(cache.kv)
-        first = 0 if cache is None else cache.index
-        # Tokens of a cache have positions without gaps, as its slots do; others may not (packed rows, tries).
-        places = () if cache is not None or c.window is None else (None, positions, positions)
-        sight = blockwise.Sight(first, valid, segments, sees, *places)
+        first, slots = (None, None) if cache is None else (cache.index, num_slots(cache.kv))
         prefix_tokens = 0 if prefix is None else jax.tree.leaves(prefix.k)[0].shape[-3]
-        blocks = blockwise.blocks_for(self.mesh, B, c.num_heads, L, prefix_tokens + slots, first)
-        # Made once for all layers, of one kind or of two (full, sliding). Short texts have the whole mask [B, L, S] at
-        # once, long ones ask for a block of it at a time.
-        sizes = B, L, slots, prefix_tokens
-        views = tuple(self._view(kind, sight, positions, sizes, blocks is None) for kind in sorted(set(c.slides)))
-        x = self._embed(tokens, cache is None)
-
-        segments = self._segments(valid, segments, cache, (B, L)) if c.num_linear_layers else None
+        x, views, segments, blocks = self.enter(
+            tokens, positions, valid, first, slots, prefix_tokens, segments=segments, sees=sees
+        )
         if isinstance(self.get_variable("params", "blocks"), tuple):
             (x, cache), kv = self._one_by_one((x, cache), prefix, views, segments, (collect, blocks))
         else:
             (x, cache), kv = self._scan((x, cache), prefix, views, segments, (collect, blocks))
-        hidden = self.final_norm(x)
+        hidden = self.leave(x)
         if collect:
             return hidden, kv
         if cache is not None:
-            cache = cache._replace(index=cache.index + L)
+            cache = cache._replace(index=cache.index + tokens.shape[1])
         return hidden, cache
+
+    def enter(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        valid: jax.Array | None,
+        first: jax.Array | None,
+        slots: int | None,
+        prefix_tokens: int,
+        segments: jax.Array | None = None,
+        sees: jax.Array | None = None,
+    ) -> tuple[jax.Array, tuple[View, ...], jax.Array | None, blockwise.Blocks | None]:
+        """What comes before the layers: arguments of `Block`, x [B, L, H], views and segments, and its `blocks`.
+
+        Args:
+          first, slots: of a cache the slot of the first token, and S; None without one. Others: see `__call__`.
+        """
+        (B, L), S = tokens.shape, slots or tokens.shape[1]
+        # Tokens of a cache have positions without gaps, as its slots do; others may not (packed rows, tries).
+        places = () if slots or self.config.window is None else (None, positions, positions)
+        sight = blockwise.Sight(0 if first is None else first, valid, segments, sees, *places)
+        blocks = blockwise.blocks_for(self.mesh, B, self.config.num_heads, L, prefix_tokens + S, sight.first)
+        # Made once for all layers, of one kind or of two (full, sliding). Short texts have the whole mask [B, L, S] at
+        # once, long ones ask for a block of it at a time.
+        sizes, kinds = (B, L, S, prefix_tokens), sorted(set(self.config.slides))
+        views = tuple(self._view(kind, sight, positions, sizes, blocks is None) for kind in kinds)
+        x = self._embed(tokens, slots is None)
+        segments = self._segments(valid, segments, first, (B, L)) if self.config.num_linear_layers else None
+        return x, views, segments, blocks
+
+    def leave(self, x: jax.Array) -> jax.Array:
+        """What comes after the layers: the hidden states of x [B, L, H]."""
+        return self.final_norm(x)
 
     def _view(
         self, sliding: bool, sight: blockwise.Sight, positions: jax.Array, sizes: tuple[int, int, int, int], short: bool
@@ -150,13 +173,13 @@ class Transformer(nn.Module):
         return constrain(constrain(x, self.mesh, ("group", "length", "embed")), self.mesh, ("batch", "length", None))
 
     def _segments(
-        self, valid: jax.Array | None, segments: jax.Array | None, cache: Cache | None, sizes: tuple[int, int]
+        self, valid: jax.Array | None, segments: jax.Array | None, first: jax.Array | None, sizes: tuple[int, int]
     ) -> jax.Array | None:
         """Which sequence each token [B, L] belongs to, 0 for padding, as linear layers read it."""
         if segments is not None or valid is None:
             return segments
-        if cache is not None:
-            valid = jax.lax.dynamic_slice_in_dim(valid, cache.index, sizes[1], axis=1)
+        if first is not None:
+            valid = jax.lax.dynamic_slice_in_dim(valid, first, sizes[1], axis=1)
         return jnp.broadcast_to(valid.astype(jnp.int32), sizes)
 
     def _scan(self, carry: Any, prefix: KeyValues | None, views: Any, segments: Any, options: Any) -> tuple[Any, Any]:
