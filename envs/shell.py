@@ -35,16 +35,20 @@ def on_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
         if mesh is not None:
             with jax.sharding.use_abstract_mesh(mesh):  # the caller need not have set it
                 return auto_axes(of_arrays, axes=mesh.explicit_axes, out_sharding=PartitionSpec())(arrays)
-        axes = frozenset().union(*map(_manual_axes, arrays.values()))
-
-        def vary(leaf: Any) -> jax.Array:
-            missing = tuple(axes - _manual_axes(leaf))
-            return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
-
-        result = function(*args, **options)
-        return jax.tree.map(vary, result) if axes else result
+        return varying_as(list(arrays.values()), function(*args, **options))
 
     return call
+
+
+def varying_as(arrays: Any, tree: Any) -> Any:
+    """A tree of arrays that vary over the axes of `shard_map` over which some of other `arrays` do."""
+    axes = frozenset().union(*map(_manual_axes, jax.tree.leaves(arrays)))
+
+    def vary(leaf: Any) -> jax.Array:
+        missing = tuple(axes - _manual_axes(leaf))
+        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(vary, tree) if axes else tree
 
 
 def _manual_axes(array: Any) -> frozenset[str]:

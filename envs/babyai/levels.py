@@ -14,6 +14,7 @@ import numpy as np
 
 from nlrl_jax.envs.babyai import rules
 from nlrl_jax.envs.babyai.rules import BabyAIState
+from nlrl_jax.envs.shell import varying_as
 
 _SIDE = rules.HEIGHT - 2
 _ROOM_CELLS = _SIDE**2
@@ -48,13 +49,14 @@ def draw(key: jax.Array, mission: str | jax.Array) -> BabyAIState:
 
     def again(carry):
         key, use = jax.random.split(carry[0])
-        return key, candidate(use, number)
+        state = candidate(use, number)
+        return key, *varying_as((key, number), (state, ~acceptable(state)))
 
-    def rejected(carry):
-        return ~acceptable(carry[1])
-
-    key, use = jax.random.split(key)
-    return jax.lax.while_loop(rejected, again, (key, candidate(use, number)))[1]
+    # The first candidate comes out of the loop as well: what draws it is traced and compiled once.
+    shapes = jax.eval_shape(candidate, key, number)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    carry = key, *varying_as((key, number), (nothing, jnp.bool_(True)))
+    return jax.lax.while_loop(lambda carry: carry[2], again, carry)[1]
 
 
 def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:

@@ -32,7 +32,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from nlrl_jax.algorithms.imagine import (
@@ -53,6 +53,7 @@ from nlrl_jax.roles.written_numbers import read_share
 from nlrl_jax.rollouts.host_games import StepDecisions
 from nlrl_jax.types import LanguageModel, can_judge
 
+_improved = jax.jit(kl_improved_policy)
 _FLOOR = 1e-4  # a stated probability is kept this far from 0 and 1
 
 
@@ -273,10 +274,10 @@ def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[tuple[flo
 
 def _improve(candidates: Sequence[Candidates], q: Sequence[np.ndarray], config: LACConfig) -> list[np.ndarray]:
     """Probabilities of the improved policy over each game's candidates (equations 5 and 6)."""
-    n = max(len(proposal.actions) for proposal in candidates)
+    rows, n = (1 << (size - 1).bit_length() for size in (len(q), max(map(len, q))))  # few shapes, as each is compiled
     # [prior or Q, game, candidate]: games have different numbers of candidates; a prior of -inf leaves a place out.
-    table = np.full((2, len(candidates), n), [[[-np.inf]], [[0.0]]])
+    table = np.full((2, rows, n), [[[-np.inf]], [[0.0]]], np.float32)
     for i, proposal in enumerate(candidates):
         table[0, i, : len(proposal.actions)], table[1, i, : len(proposal.actions)] = proposal.log_prior, q[i]
-    log_probs = np.asarray(kl_improved_policy(jnp.asarray(table[0]), jnp.asarray(table[1]), config.alpha))
+    log_probs = np.asarray(_improved(*table, np.float32(config.alpha)))
     return [np.exp(log_probs[i, : len(proposal.actions)].astype(np.float64)) for i, proposal in enumerate(candidates)]

@@ -21,6 +21,7 @@ FINE_ROWS = (1, 2, 4, 6, 8)
 # Tokens that such a model reads at once, of each of so many rows: a chunk costs a copy of all weights, a token of
 # padding as much as one of text, and a program to read with is compiled in a second or two.
 FINE_CHUNKS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+STORED = (128, 1024)  # tokens that are stored at once where a program takes longer to compile than to run
 FEW, MANY = 24, 64  # texts up to which they are few, and how many of more are read at once
 LEAST_PREFIX, EXACT_LEAST_PREFIX = 256, 32  # tokens: shorter prefixes are part of each row
 
@@ -36,14 +37,15 @@ def text_slots(longest: int, room: int, grows: bool) -> int:
 
 def row_count(n: int, max_rows: int, exact: bool, fine: bool = False) -> int:
     """R for n rows: 8, 24, 64, 192, ...; where each wasted row is dear (`exact`) powers of two, and `fine` 6 too. Never
-    above `max_rows`."""
+    above `max_rows`, and that where it is less than twice as many, unless `exact`."""
     if fine and n <= max(FINE_ROWS):
         return min(next(rows for rows in FINE_ROWS if rows >= n), max_rows)
     rows, factors = (1, (2, 2)) if exact else (8, (3, 8 / 3))
     at = 0
     while rows < min(n, max_rows):
         rows, at = round(rows * factors[at % 2]), at + 1
-    return min(rows, max_rows)
+    almost_all = not exact and rows < max_rows < 2 * rows and rows > 8
+    return max_rows if almost_all else min(rows, max_rows)
 
 
 def smaller_row_count(rows: int, exact: bool, fine: bool = False) -> int:
@@ -57,6 +59,12 @@ def smaller_row_count(rows: int, exact: bool, fine: bool = False) -> int:
     if exact:
         return rows // 4 if rows >= 8 else rows
     return max((size for size in (8, 24, 64, 192, 512) if size <= rows // 2), default=rows)
+
+
+def stored_tokens(n: int, exact: bool) -> tuple[int, int]:
+    """(Q, how many times): n tokens are stored Q at a time, and all at once where each call is dear (`exact`)."""
+    size = batching.bucket(n, 64) if exact else STORED[n > 4 * STORED[0]]
+    return size, max(1, -(-n // size))
 
 
 def prefix_length(shared: int, exact: bool) -> int:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from nlrl_jax.backends import batching
 from nlrl_jax.backends import engine_shapes as shapes
 from nlrl_jax.backends.session import Session, Text, TextCache, common_length, token_bytes, weight_bytes
 from nlrl_jax.lm import acting, kv_rows
@@ -24,6 +23,7 @@ from nlrl_jax.lm.transformer import Transformer
 
 _empty_pool = jax.jit(kv_rows.empty_pool, static_argnums=(0, 1, 3))
 load = PROGRAMS.own(jax.jit(kv_rows.load, static_argnums=2))
+_moved = PROGRAMS.own(jax.jit(kv_rows.moved, donate_argnums=0))
 _store = PROGRAMS.own(jax.jit(kv_rows.store, static_argnums=4, donate_argnums=0))
 _read = PROGRAMS.own(jax.jit(kv_rows.read, static_argnums=0, donate_argnums=2))
 
@@ -133,12 +133,7 @@ class Call:
         slots = 0 if cache.pool is None else cache.pool.k.shape[2]
         if slots < size or (self.is_recurrent and cache.pool.states.conv.shape[1] < snapshots):
             larger = put_on_device(self.network, _empty_pool(self.network.model, size, None, snapshots))
-            if slots:
-                old = cache.pool
-                k, v = (t.at[:, :, :slots].set(old) for t, old in zip(larger[:2], old))
-                states = jax.tree.map(lambda t, old: t.at[:, : old.shape[1]].set(old), larger.states, old.states)
-                larger = HeadKeyValues(k, v, states)
-            cache.pool = larger
+            cache.pool = _moved(larger, cache.pool) if slots else larger
 
     def store(
         self, kv: HeadKeyValues, source: np.ndarray, slots: np.ndarray, snapshots_A: np.ndarray | None = None
@@ -148,13 +143,15 @@ class Call:
         Args:
           snapshots_A: for the states of each text, `NOWHERE` to store none; None if there are no states.
         """
-        if len(slots) or snapshots_A is not None:
-            Q = batching.bucket(len(slots), 64)
-            # Padding goes to a slot past the end of the pool, which is nowhere.
-            source_Q, slots_Q = np.zeros(Q, np.int32), np.full(Q, NOWHERE, np.int32)
-            source_Q[: len(source)], slots_Q[: len(slots)] = source, slots
-            self.grow_pool()
-            self.cache.pool = _store(self.cache.pool, kv, source_Q, slots_Q, self.network.model.mesh, snapshots_A)
+        if not len(slots) and snapshots_A is None:
+            return
+        Q, times = shapes.stored_tokens(len(slots), self.exact_shapes or snapshots_A is not None)
+        # Padding goes to a slot past the end of the pool, which is nowhere.
+        source_Q, slots_Q = np.zeros((times, Q), np.int32), np.full((times, Q), NOWHERE, np.int32)
+        source_Q.flat[: len(source)], slots_Q.flat[: len(slots)] = source, slots
+        self.grow_pool()
+        for some in zip(source_Q, slots_Q):
+            self.cache.pool = _store(self.cache.pool, kv, *some, self.network.model.mesh, snapshots_A)
 
 
 class HiddenChunk(NamedTuple):

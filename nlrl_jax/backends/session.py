@@ -27,6 +27,7 @@ from nlrl_jax.lm.transformer import Transformer
 
 CALLS = 32  # calls that a text outlives without being used
 FIRST_SLOTS = 4096  # of the pool; four times as many whenever they run out, as each size has programs of its own
+SMALL_POOL = 1 << 28  # bytes that a small model's first pool takes at most: enough for an hour of LAC in one size
 FIRST_SNAPSHOTS = 64  # the same of states
 # Snapshots that a call needs beside one for each of its texts: of no token, of the prefix, and of where a text goes on.
 SPARE_SNAPSHOTS = 3
@@ -58,6 +59,12 @@ def token_bytes(config: ModelConfig) -> int:
     """Bytes of a token's keys and values."""
     itemsize = 2 if config.dtype in ("bfloat16", "float16") else 4
     return 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim * itemsize
+
+
+def first_slots(config: ModelConfig) -> int:
+    """Slots of a lasting cache's first pool, a power of two."""
+    small = 1 << (SMALL_POOL // token_bytes(config)).bit_length() - 1
+    return FIRST_SLOTS if acting.is_large(config) else max(FIRST_SLOTS, small)
 
 
 def weight_bytes(config: ModelConfig) -> int:
@@ -277,7 +284,7 @@ class Session:
             return
         with self._lock:
             self._forget_others(weights)
-            self.texts = self.texts or TextCache(capacity, snapshots=snapshots)
+            self.texts = self.texts or TextCache(capacity, first_slots(config), snapshots=snapshots)
             self.texts.begin_call()
             try:
                 yield self.texts

@@ -6,6 +6,8 @@ key/value head, D head size.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.families import LinearRopeScaling, RopeScaling
 
+SPANS = 5  # lengths of what `attend_span` reads, at most: each is compiled
 MASKED = -1e30  # finite, so that a row with no visible key stays finite
 
 
@@ -98,3 +101,47 @@ def attend(
         out = jnp.einsum("kbqp,kpd->kbqd", weights[..., :P], prefix_v)
         out = out + jnp.einsum("kbqs,kbsd->kbqd", weights[..., P:], v)
     return out.reshape(K, B, R, L, D).transpose(1, 3, 0, 2, 4).reshape(B, L, heads, D)
+
+
+class Span(NamedTuple):
+    """Where the keys are that queries see, int32 [] each: a layer of the cache, and the first and the last slot."""
+
+    layer: jax.Array
+    first: jax.Array
+    last: jax.Array
+
+
+def attend_span(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    span: Span,
+    prefix: tuple[jax.Array, jax.Array] | None = None,
+    prefix_mask: jax.Array | None = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """`attend` to the slots of a cache that are in use.
+
+    XLA:CPU copies what it reads of a layer out of the cache, which takes twice as long as the products themselves. So
+    the time is in proportion to the slots that are read.
+
+    Args:
+      k, v: [layers, K, B, S, D]. The others: see `attend`.
+    """
+    K, B, S, D = k.shape[1:]
+    step = -(-S // (64 * SPANS)) * 64
+    sizes = [*range(step, S, step), S]
+
+    def of_size(size):
+        def read(first):
+            start = jnp.minimum(first, S - size)
+            corner, shape = (span.layer, 0, 0, start, 0), (1, K, B, size, D)
+            # As `attend` takes them; it turns them back, and the compiler leaves out both.
+            k_BSKD, v_BSKD = (jax.lax.dynamic_slice(t, corner, shape)[0].transpose(1, 2, 0, 3) for t in (k, v))
+            seen = jax.lax.dynamic_slice_in_dim(mask, start, size, axis=2)
+            return attend(q, k_BSKD, v_BSKD, seen, prefix, prefix_mask, scale)
+
+        return read
+
+    return jax.lax.switch((span.last - span.first) // step, [of_size(size) for size in sizes], span.first)

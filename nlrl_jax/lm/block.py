@@ -76,13 +76,15 @@ class Attention(nn.Module):
         # Keys are cached rotated, so that a later call need not know their positions.
         q, k = attention.rotate(q, view.cos, view.sin), attention.rotate(k, view.cos, view.sin)
         new = (k, v)
+        in_span = cache is not None and cache.first is not None and not self.blocks
         if cache is not None and isinstance(cache.kv, HeadKeyValues):
             start = (layer, 0, 0, cache.index, 0)
             heads = [t.transpose(2, 0, 1, 3)[None] for t in new]
             k, v = (jax.lax.dynamic_update_slice(old, t, start) for old, t in zip(cache.kv[:2], heads))
             cache = cache._replace(kv=cache.kv._replace(k=k, v=v))
-            # [K, B, S, D] to [B, S, K, D]: attention takes this back, and the compiler leaves out both.
-            k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False).transpose(1, 2, 0, 3) for t in (k, v))
+            if not in_span:
+                # [K, B, S, D] to [B, S, K, D]: attention takes this back, and the compiler leaves out both.
+                k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False).transpose(1, 2, 0, 3) for t in (k, v))
         elif cache is not None:
             # Written in place: cache [layers, B, S, K, D], this layer's rows from slot `index` on.
             start = (layer, 0, cache.index, 0, 0)
@@ -91,7 +93,10 @@ class Attention(nn.Module):
             # Only the rows of this batch: the cache may have more.
             k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False)[:B] for t in (k, v))
         scale = c.query_pre_attn_scalar and c.query_pre_attn_scalar**-0.5
-        if self.blocks:
+        if in_span:
+            span = attention.Span(layer, cache.first, cache.index)
+            out = attention.attend_span(q, k, v, view.mask, span, prefix, view.prefix_mask, scale)
+        elif self.blocks:
             out = blockwise.attend(q, k, v, view.mask, self.blocks, prefix, view.prefix_mask, scale)
         else:
             out = attention.attend(q, k, v, view.mask, prefix, view.prefix_mask, scale)

@@ -58,10 +58,15 @@ class Cache(NamedTuple):
     """Key/value slots of a batch; `index` is the slot where the next token is written.
 
     It may have more rows than the tokens that it is given with: those use its first rows.
+
+    Attributes:
+      index: int32 [].
+      first: int32 [], the first slot that any row sees (`attention.attend_span`, of `HeadKeyValues`); None to read all.
     """
 
     kv: KeyValues | HeadKeyValues
-    index: jax.Array  # int32 []
+    index: jax.Array
+    first: jax.Array | None = None
 
 
 def num_slots(kv: KeyValues | HeadKeyValues) -> int:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from nlrl_jax.lm import acting
+from nlrl_jax.lm import acting, products
 from nlrl_jax.lm.cache import Cache, HeadKeyValues, KeyValues, States, empty_states, num_slots, prefix_length
 from nlrl_jax.lm.sampling import DrawSampling, sample_draw, sample_token
 from nlrl_jax.lm.sharding import shardings, spec
@@ -122,10 +122,13 @@ def decode(
       draws: how each draw is sampled, in place of `sampling` and `temperature`.
     """
     W, before = num_slots(rows.kv), prefix_length(prefix)
+    # Where attention takes most of a step.
+    in_span = isinstance(rows.kv, HeadKeyValues) and products.on_cpu(model.mesh) and not acting.is_large(model.config)
 
     def step(rows):
         positions, valid = next_inputs(model, rows, W, before)
-        cache = Cache(rows.kv, rows.index)
+        first = jnp.min(jnp.where(running(rows), rows.start, rows.index)) if in_span else None
+        cache = Cache(rows.kv, rows.index, first)
         hidden, cache = model.apply(variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix)
         rows = rows._replace(kv=cache.kv, index=cache.index)
         arguments = hidden[:, -1], key, sampling, end_tokens, temperature, draws

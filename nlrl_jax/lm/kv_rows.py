@@ -56,6 +56,13 @@ def empty_pool(model: Transformer, slots: int, prefix: KeyValues | None = None, 
     return pool
 
 
+def moved(larger: HeadKeyValues, pool: HeadKeyValues) -> HeadKeyValues:
+    """A larger, empty pool with what is in another, in the same slots."""
+    k, v = (new.at[:, :, : old.shape[2]].set(old) for new, old in zip(larger[:2], pool))
+    states = jax.tree.map(lambda new, old: new.at[:, : old.shape[1]].set(old), larger.states, pool.states)
+    return HeadKeyValues(k, v, states)
+
+
 def load(
     pool: HeadKeyValues, slots_AS: jax.Array, mesh: Mesh | None = None, snapshots_A: jax.Array | None = None
 ) -> HeadKeyValues:

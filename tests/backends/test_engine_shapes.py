@@ -13,6 +13,8 @@ def test_rows(exact, counts, waste):
     assert sorted(set(chosen.values())) == counts
     assert all(n <= rows < max(9, waste * n) for n, rows in chosen.items())
     assert shapes.row_count(900, 50, exact) == 50
+    few = {shapes.row_count(n, 32, exact) for n in range(1, 100)}
+    assert few == ({1, 2, 4, 8, 16, 32} if exact else {8, 32})  # 24 rows would save less than a program costs
 
 
 @pytest.mark.parametrize("grows, widths", [(False, [64, 128, 256, 512, 1024]), (True, [256, 1024])])
@@ -66,3 +68,12 @@ def test_a_fine_menu_wastes_a_quarter_of_eight_rows_at_most():
     chosen = {n: shapes.row_count(n, 1000, True, True) for n in range(1, 33)}
     assert sorted(set(chosen.values())) == [1, 2, 4, 6, 8, 16, 32]
     assert all(n >= 0.75 * chosen[n] for n in range(1, 9)) and shapes.row_count(5, 5, True, True) == 5
+
+
+def test_all_tokens_are_stored_in_few_sizes():
+    for n in (0, 1, 128, 129, 512, 513, 5000):
+        size, times = shapes.stored_tokens(n, False)
+        assert size in shapes.STORED and times >= 1 and size * times >= n
+        assert (size, times) == (128, max(1, -(-n // 128))) or n > 512
+        whole, once = shapes.stored_tokens(n, True)
+        assert once == 1 and whole >= max(n, 64)

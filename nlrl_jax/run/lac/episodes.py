@@ -245,6 +245,10 @@ def _moves_of(plans: Plans) -> list[StepDecisions]:
     return moves
 
 
+@jax.jit
+def _bits(seed: jax.Array, batch: jax.Array, t: jax.Array) -> jax.Array:
+    return jax.random.bits(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), batch), t)) >> np.uint32(1)
+
+
 def _seed(seed: int, batch: int, t: int) -> int:
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(check_seed(seed)), batch), t)
-    return int(jax.random.bits(key) >> np.uint32(1))
+    return int(_bits(np.uint32(check_seed(seed)), batch, t))
