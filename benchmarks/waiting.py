@@ -151,13 +151,15 @@ def run_once(row: Row, checkout: pathlib.Path, cache: pathlib.Path, options: arg
     Raises:
       RuntimeError: it failed.
     """
+    # A user's second process does not translate Python's source again.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     variables = {"PYTHONPATH": str(checkout), "JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_LOG_COMPILES": "1"}
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/output", "w+") as output:
         run_dir = pathlib.Path(folder) / "run"
         with open(f"{folder}/errors", "w+") as errors:
             process = subprocess.Popen(
                 command(row, checkout, run_dir, options.model), cwd=checkout, stdout=output, stderr=errors,
-                env={"JAX_PLATFORMS": "cpu", **os.environ, **variables},
+                env={"JAX_PLATFORMS": "cpu", **inherited, **variables},
                 preexec_fn=lambda: os.sched_setaffinity(0, {options.core}),
             )  # fmt: skip
             iterations = until(process, run_dir / "metrics.jsonl", row.iterations) if row.iterations else []
