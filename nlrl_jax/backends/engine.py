@@ -200,8 +200,8 @@ class RowBatch:
         """Replies of the rows that do not run any more, by draw number; their keys and values go into the cache."""
         state, call, W, P = self.rows, self.call, self.S + self.N, self.call.P
         # One transfer: everything the host decides on.
-        small = state._replace(kv=None), decode.running(state)
-        (_, index, starts, _, _, tokens, lengths, log_probs, _, ended), runs = jax.device_get(whole(small))
+        small = jax.device_get(whole(state._replace(kv=None)))
+        (_, index, starts, _, _, tokens, lengths, log_probs, _, ended), runs = small, decode.running(small)
         call.counts.row_steps += len(self.occupant) * (int(index) - self.index)
         self.index, self.used = int(index), int(index) - starts
         replies, sources, stored_slots = {}, [], []

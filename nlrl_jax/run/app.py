@@ -145,7 +145,7 @@ def use_compilation_cache() -> None:
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "nlrl_jax", "compiled"))
-    # However fast they compile: a run of a planner has hundreds of small ones.
+    # However fast they compile: a run of a planner has dozens of small ones.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

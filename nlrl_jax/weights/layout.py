@@ -179,7 +179,7 @@ def _piece(
         return cut[key]
 
     if sharding is None:
-        return jnp.array(read((slice(None),) * len(shape)))
+        return jax.device_put(read((slice(None),) * len(shape)), may_alias=False)
     return jax.make_array_from_callback(shape, sharding, read)
 
 
