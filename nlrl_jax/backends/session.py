@@ -27,7 +27,7 @@ from nlrl_jax.lm.transformer import Transformer
 
 CALLS = 32  # calls that a text outlives without being used
 FIRST_SLOTS = 4096  # of the pool; four times as many whenever they run out, as each size has programs of its own
-SMALL_POOL = 1 << 28  # bytes that a small model's first pool takes at most: enough for an hour of LAC in one size
+SMALL_POOL = 1 << 28  # bytes that a small model's first pool takes at most: enough for 60 games of LAC in one size
 FIRST_SNAPSHOTS = 64  # the same of states
 # Snapshots that a call needs beside one for each of its texts: of no token, of the prefix, and of where a text goes on.
 SPARE_SNAPSHOTS = 3
@@ -62,9 +62,10 @@ def token_bytes(config: ModelConfig) -> int:
 
 
 def first_slots(config: ModelConfig) -> int:
-    """Slots of a lasting cache's first pool, a power of two."""
-    small = 1 << (SMALL_POOL // token_bytes(config)).bit_length() - 1
-    return FIRST_SLOTS if acting.is_large(config) else max(FIRST_SLOTS, small)
+    """Slots of a lasting cache's first pool, a power of two: where there are snapshots they decide when it grows."""
+    if acting.is_large(config) or config.num_linear_layers:
+        return FIRST_SLOTS
+    return max(FIRST_SLOTS, 1 << (SMALL_POOL // token_bytes(config)).bit_length() - 1)
 
 
 def weight_bytes(config: ModelConfig) -> int:

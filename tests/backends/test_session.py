@@ -115,3 +115,12 @@ def test_a_text_that_does_not_fit_gets_a_cache_for_its_call():
 def test_a_session_of_less_than_nothing_is_refused(megabytes):
     with pytest.raises(ValueError, match="at least 0"):
         Session(megabytes)
+
+
+def test_a_small_model_begins_with_as_many_slots_as_a_large_run_takes():
+    size = sessions.first_slots(CONFIG) * sessions.token_bytes(CONFIG)
+    assert sessions.SMALL_POOL / 2 < size <= sessions.SMALL_POOL
+    with Session(100.0).open(CONFIG, {}, [(1, 2)], 8) as cache:  # not more than it may take
+        assert cache.device_sizes[0] * sessions.token_bytes(CONFIG) == pytest.approx(100e6, rel=1e-3)
+    large = ModelConfig(64, 1024, 1024, 1, 2, 1, 8, 32)
+    assert sessions.first_slots(large) == sessions.FIRST_SLOTS
