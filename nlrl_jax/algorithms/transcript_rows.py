@@ -125,6 +125,11 @@ def enough() -> int:
     return ENOUGH.get(platform_of(None), ENOUGH_ELSEWHERE)
 
 
+def _is_slow_to_compile(model: Transformer) -> bool:
+    """Whether compiling an update takes as long as several of its rows: a large model on a CPU."""
+    return is_large(model.config) and model.mesh is None and platform_of(None) == "cpu"
+
+
 def work_of(config: ModelConfig, rows: int, length: int) -> float:
     """Multiplications for rows of `length` tokens each, and what takes as long: the reading of keys and values."""
     table = config.vocab_size * config.hidden_size
@@ -147,7 +152,7 @@ def fill(
     if not is_large(model.config):
         length = min(power, room)
         return length, first_fit(transcripts, length)
-    if model.mesh is None and platform_of(None) == "cpu":
+    if _is_slow_to_compile(model):
         length = min(-(-longest // enough()) * enough(), bucket(total, 64), room)
         return length, first_fit(transcripts, length)
 
@@ -194,11 +199,14 @@ def pack(
     length, rows = fill(transcripts, room, micro_batch, model)
     size = rows_at_a_time(len(rows), length, micro_batch, model)
     # Few programs are compiled: numbers of learned tokens are powers of two, those of micro-batches of 8, or of 64
-    # where a micro-batch is a row, as empty ones are skipped.
-    num = 1
+    # where a micro-batch is a row, as empty ones are skipped. Of a large model on a CPU, whose chunks of tokens that
+    # are not learned are skipped too, there are still fewer.
+    is_slow = _is_slow_to_compile(model)
+    num = 64 if is_slow and size == 1 else 1
     while num * size < len(rows):
         num *= 64 if size == 1 else 8
-    learned = bucket(max(sum(len(transcript.at) for transcript in row) for row in rows), 16)
+    most = max(sum(len(transcript.at) for transcript in row) for row in rows)
+    learned = min(bucket(most, enough()), length) if is_slow else bucket(most, 16)
 
     def ints(last):
         return np.zeros((num * size, last), np.int32)

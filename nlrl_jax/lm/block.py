@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from nlrl_jax.lm import attention, blockwise
+from nlrl_jax.lm import attention, blockwise, products
 from nlrl_jax.lm.cache import Cache, HeadKeyValues
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.delta_net import DeltaNet
@@ -154,10 +154,16 @@ class Block(nn.Module):
         else:
             gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, for_lora[0])
             up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, for_lora[1])
-        # SwiGLU or GeGLU, split over "tensor" between the two products.
-        h = constrain(activation_of(c)(gate) * up, self.mesh, ("batch", "length", "mlp"))
-        last = apart(h, 1, cache, self.mesh, self.alone)[0] if self.alone else None
-        return Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
+
+        def out(block, gate, up):
+            # SwiGLU or GeGLU, split over "tensor" between the two products.
+            h = constrain(activation_of(c)(gate) * up, self.mesh, ("batch", "length", "mlp"))
+            last = apart(h, 1, cache, self.mesh, self.alone)[0] if self.alone else None
+            return Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
+
+        # On a CPU a gradient keeps gate and up of a wide MLP, and makes what is as wide and cheap from them again.
+        is_wide = products.on_cpu(self.mesh) and c.hidden_size * c.intermediate_size >= products.WIDE
+        return (rematerialised(out) if is_wide else out)(self, gate, up)
 
 
 class Period(nn.Module):
@@ -198,5 +204,5 @@ def layer_name(place: int) -> str:
 
 
 def rematerialised(block: Any) -> Any:
-    """A block whose inner numbers are computed again in the backward pass."""
+    """A block, or a function of one, whose inner numbers are computed again in the backward pass."""
     return nn.remat(block, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from nlrl_jax.lm import products
 from nlrl_jax.lm.cache import KeyValues, empty_cache
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora
@@ -172,6 +173,27 @@ def test_remat_gives_the_same_gradients(small):
 
     plain, remat = gradient(model), gradient(model.copy(remat=True))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), plain, remat)
+
+
+def test_a_wide_mlp_keeps_less_for_its_gradient(small, monkeypatch):
+    model, params, lora = small
+    tokens, positions = jnp.arange(12).reshape(2, 6), jnp.broadcast_to(jnp.arange(6), (2, 6))
+
+    def loss(lora):
+        return jnp.sum(model.apply({"params": params, "lora": lora}, tokens, positions)[0] ** 2)
+
+    def kept():
+        """Numbers that the gradient keeps as wide as the MLP, over both layers, and the gradient."""
+        wide = model.config.intermediate_size
+        pullback = jax.eval_shape(lambda lora: jax.vjp(loss, lora)[1], lora)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(pullback)]
+        return sum(shape == (2, 2, 6, wide) for shape in shapes), jax.jit(jax.grad(lambda lora: loss(lora)))(lora)
+
+    narrow, want = kept()
+    monkeypatch.setattr(products, "WIDE", 0)
+    wide, got = kept()
+    assert wide <= 3 < narrow
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 @pytest.mark.smollm2
