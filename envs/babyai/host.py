@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
+import numpy as np
 
 from nlrl_jax.envs.babyai import levels, rules, solver
 from nlrl_jax.envs.babyai.env import text_game
@@ -35,12 +35,12 @@ def examples(label: str, number: int) -> list[History]:
     return histories
 
 
-def draw(key: jax.Array, mission: jax.Array) -> rules.BabyAIState:
-    """Draws a task of a mission, int [].
+def draw(seeds: np.ndarray, missions: np.ndarray) -> rules.BabyAIState:
+    """Draws tasks of missions, int32 [N], from seeds, uint32 [N].
 
     Missions with the same seed share no layout, so that tasks are independent.
     """
-    return levels.draw(jax.random.fold_in(key, mission), mission)
+    return levels.draw_many(seeds, missions, np.ones(len(seeds), bool))
 
 
 def move(state: rules.BabyAIState) -> str:
@@ -62,6 +62,6 @@ def host_game(max_steps: int = 30) -> HostGame:
         texts=texts,
         max_steps=max_steps,
         kinds=rules.MISSIONS,
-        reset=draw,
+        draw=draw,
     )
     return dataclasses.replace(game, rules=RULES, examples=examples, expert=lambda state: move(state[1]))

@@ -15,6 +15,7 @@ import numpy as np
 from nlrl_jax.envs.babyai import rules
 from nlrl_jax.envs.babyai.rules import BabyAIState
 from nlrl_jax.envs.shell import varying_as
+from nlrl_jax.text.host import in_blocks
 
 _SIDE = rules.HEIGHT - 2
 _ROOM_CELLS = _SIDE**2
@@ -57,6 +58,17 @@ def draw(key: jax.Array, mission: str | jax.Array) -> BabyAIState:
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     carry = key, *varying_as((key, number), (nothing, jnp.bool_(True)))
     return jax.lax.while_loop(lambda carry: carry[2], again, carry)[1]
+
+
+@in_blocks
+def draw_many(seed: jax.Array, mission: jax.Array, apart: jax.Array) -> BabyAIState:
+    """Draws tasks of missions, int32 [N], from seeds, uint32 [N]; for all on the host one program.
+
+    Args:
+      apart: bool [N], whether missions with the same seed share no layout.
+    """
+    key = jax.random.key(seed)
+    return draw(jnp.where(apart, jax.random.fold_in(key, mission), key), mission)
 
 
 def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:

@@ -17,6 +17,7 @@ from nlrl_jax.envs import grid_text
 from nlrl_jax.envs.babyai import rules
 from nlrl_jax.envs.babyai.rules import BabyAIState
 from nlrl_jax.envs.shell import on_any_mesh
+from nlrl_jax.text.host import in_blocks
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 
 KINDS = {rules.DOOR: "door", rules.KEY: "key", rules.BALL: "ball", rules.BOX: "box"}
@@ -195,10 +196,10 @@ def _world(state: BabyAIState) -> jax.Array:
     return cells.reshape(-1).astype(jnp.int32)
 
 
-@jax.jit
-def _goals_and_sentences(states: BabyAIState) -> dict[str, jax.Array]:
-    """Computes the fields of `texts` for states with a leading axis [N]."""
-    return jax.vmap(lambda state: goal_fields(state) | sentence_fields(state, rules.codes(state)))(states)
+@in_blocks
+def _goals_and_sentences(state: BabyAIState) -> dict[str, jax.Array]:
+    """Computes the fields of `texts`; takes and returns a leading axis [N]."""
+    return goal_fields(state) | sentence_fields(state, rules.codes(state))
 
 
 def texts(states: BabyAIState) -> list[tuple[str, str]]:
@@ -206,7 +207,7 @@ def texts(states: BabyAIState) -> list[tuple[str, str]]:
 
     Such as ("go to the green key", "You carry a blue ball, You see a wall 2 steps forward, ...").
     """
-    values = {name: array.tolist() for name, array in jax.device_get(_goals_and_sentences(states)).items()}
+    values = {name: array.tolist() for name, array in _goals_and_sentences(states).items()}
     result = []
     for i in range(len(states.time)):
         goal = f"{VERBS[values['verb'][i]]} {DESCRIPTIONS[values['first'][i]]}"

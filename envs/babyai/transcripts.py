@@ -22,6 +22,7 @@ from nlrl_jax.envs.babyai import annotate, levels, rules, solver
 from nlrl_jax.envs.babyai.annotate import Moment
 from nlrl_jax.envs.babyai.text import texts
 from nlrl_jax.roles.dialogues import BAD, THINK, THINK_REPLY, History, Step, verdict
+from nlrl_jax.text.host import in_blocks
 
 KINDS = ("Critic", "", "Value", "Reward", "Thought", "Think")  # of notes; "" and Value have none in the history
 
@@ -44,7 +45,6 @@ class Walker:
     random: float = 0.08
 
 
-_ROWS = 16  # least episodes per program
 EXPERT = Walker(0.0, 0.0, 0.0, 0.0, 0.0)
 WANDERER = Walker(random=0.5)  # for the dynamics of actions that nobody would choose
 
@@ -62,16 +62,14 @@ class NotedEpisode(NamedTuple):
     values: tuple[str, ...] = ()
 
 
-@jax.jit
-@jax.vmap
+@in_blocks
 def _perceive(state):
-    """Perceives a state: (which objects are in sight, bool [9]; their cells of the view, int32 [9], -1 outside it)."""
+    """Perceives states: (which objects are in sight, bool [9]; their cells of the view, int32 [9], -1 outside it)."""
     place = rules.view_index(state)
     return (place >= 0) & (rules.codes(state).reshape(-1)[place] > 0), place
 
 
-_step = jax.jit(jax.vmap(rules.step))
-_draw = jax.jit(jax.vmap(lambda seed, mission: levels.draw(jax.random.key(seed), mission)))
+_step = in_blocks(rules.step)
 
 
 class _Episode:
@@ -207,10 +205,8 @@ def walk(
         if kind not in KINDS:
             raise ValueError(f"the kind of notes is {kind!r}; choose one of {', '.join(map(repr, KINDS))}")
     n, number = len(seeds), levels.mission_id(mission)
-    rows = max(_ROWS, 1 << max(0, n - 1).bit_length())  # few sizes, so that few programs are compiled
-    missions = np.arange(rows) % len(rules.MISSIONS) if number is None else np.full(rows, number)
-    padded_seeds = np.resize(np.asarray(seeds, np.uint32), rows)
-    states = jax.device_get(_draw(padded_seeds, missions.astype(np.int32)))
+    missions = np.arange(n) % len(rules.MISSIONS) if number is None else np.full(n, number)
+    states = levels.draw_many(np.asarray(seeds, np.uint32), missions.astype(np.int32), np.zeros(n, bool))
     tasks, words = solver.read(states), texts(states)
     episodes = [
         _Episode(i, _row(states, i), *tasks[i], words[i], kind, walker, random.Random(f"{mission} {seed}"), limit)
@@ -219,16 +215,16 @@ def walk(
     running = episodes
     while True:
         # 1. Everyone looks and takes notes. 2. Who is not done chooses an action. 3. All states are stepped at once.
-        visible, place = jax.device_get(_perceive(states))
+        visible, place = _perceive(states)
         for episode in running:
             episode.look(visible[episode.row], place[episode.row])
         running = [episode for episode in running if not episode.is_over()]
         if not running:
             break
-        actions = np.zeros(rows, np.int32)
+        actions = np.zeros(n, np.int32)
         for episode in running:
             actions[episode.row] = episode.choose()
-        states = jax.device_get(_step(states, actions))
+        states = _step(states, actions)
         words = texts(states)
         for episode in running:
             i = episode.row

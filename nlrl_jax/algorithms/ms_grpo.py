@@ -151,7 +151,7 @@ def init_state(model: Transformer, params: Any, config: MSGRPOConfig, key: jax.A
 
     if model.mesh is None:
         places = getattr(jax.tree.leaves(params)[0], "sharding", None)  # None while traced
-        return jax.device_put(fresh(key).replace(params=params), places)
+        return jax.device_put(jax.jit(fresh)(key).replace(params=params), places)
     places = layout(model, jax.eval_shape(fresh, key).replace(params=params), config)
     return jax.jit(fresh, out_shardings=places.replace(params=None))(key).replace(params=params)
 

@@ -14,7 +14,7 @@ from nlrl_jax.backends.batching import bucket
 from nlrl_jax.lm.acting import is_large
 from nlrl_jax.lm.cache import KeyValues
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.score import token_log_probs
+from nlrl_jax.lm.score import is_mostly_head, token_log_probs
 from nlrl_jax.lm.sharding import platform_of, whole_rows
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.rollouts.transcripts import TranscriptTurn
@@ -24,6 +24,8 @@ KEY_READS = 34  # multiplications in the time that loading a key and reading it 
 # some 0.2 MB a token and layer for their gradient.
 ENOUGH = {"cpu": 512}
 ENOUGH_ELSEWHERE = 2048
+SHORTEST = 256  # tokens of a small model's rows on a CPU, which several short transcripts share
+FEW_TOKENS = 1024  # of a micro-batch of a small model on a CPU, whose activations so stay in the cache
 
 
 class Transcript(NamedTuple):
@@ -115,9 +117,17 @@ def transcripts_of(
 def rows_at_a_time(rows: int, length: int, micro_batch: int, model: Transformer) -> int:
     """Rows of a micro-batch, see `pack`."""
     size = max(1, bucket(rows, 1) // 8)
+    if has_one_shape(model):
+        return micro_batch or max(1, FEW_TOKENS // length)
     if model.mesh is None and is_large(model.config):
         size = min(size, max(1, enough() // length))
     return whole_rows(min(micro_batch, rows) or size, model.mesh)
+
+
+def has_one_shape(model: Transformer) -> bool:
+    """Whether the shapes of micro-batches depend on the length of rows alone: a small model on a CPU, where a program
+    takes as long to compile as several updates."""
+    return model.mesh is None and platform_of(None) == "cpu" and not is_large(model.config)
 
 
 def enough() -> int:
@@ -143,12 +153,13 @@ def fill(
 ) -> tuple[int, list[list[Transcript]]]:
     """The length of the rows, and the transcripts of each.
 
-    A small model has a power of two, as compiling costs more than padding. A large one has on an accelerator the
-    cheapest of some lengths, from the longest transcript's to twice as much or `enough`; on a CPU, where compiling
-    takes as long as several rows, a multiple of `enough`, or a power of two where all are shorter together.
+    A small model has a power of two, as compiling costs more than padding; on a CPU `SHORTEST` at least. A large one
+    has on an accelerator the cheapest of some lengths, from the longest transcript's to twice as much or `enough`; on a
+    CPU, where compiling takes as long as several rows, a multiple of `enough`, or a power of two where all are shorter
+    together.
     """
     longest, total = (f(len(transcript.tokens) for transcript in transcripts) for f in (max, sum))
-    power = bucket(longest, 64)
+    power = bucket(longest, SHORTEST if has_one_shape(model) else 64)
     if not is_large(model.config):
         length = min(power, room)
         return length, first_fit(transcripts, length)
@@ -192,21 +203,22 @@ def pack(
 
     Args:
       room: tokens of a row at most. first: position of a transcript's first token.
-      micro_batch: rows of a micro-batch; 0: an eighth of all, and of a large model without a mesh at most `enough`
-        tokens. Rounded up to equally many on a mesh's devices.
+      micro_batch: rows of a micro-batch; 0: an eighth of all, of a large model without a mesh at most `enough` tokens,
+        of a small one on a CPU `FEW_TOKENS`. Rounded up to equally many on a mesh's devices.
       model: that reads them; the rows of a large one are filled better, in more different shapes.
     """
     length, rows = fill(transcripts, room, micro_batch, model)
     size = rows_at_a_time(len(rows), length, micro_batch, model)
     # Few programs are compiled: numbers of learned tokens are powers of two, those of micro-batches of 8, or of 64
-    # where a micro-batch is a row, as empty ones are skipped. Of a large model on a CPU, whose chunks of tokens that
-    # are not learned are skipped too, there are still fewer.
-    is_slow = _is_slow_to_compile(model)
-    num = 64 if is_slow and size == 1 else 1
+    # where a micro-batch is a row, as empty ones are skipped. On a CPU there are still fewer: a large model's chunks of
+    # tokens that are not learned are skipped too, and the head's share of a small model's work is small.
+    is_slow, one_shape = _is_slow_to_compile(model), has_one_shape(model)
+    num = 64 if is_slow and size == 1 else 8 if one_shape else 1
     while num * size < len(rows):
         num *= 64 if size == 1 else 8
     most = max(sum(len(transcript.at) for transcript in row) for row in rows)
-    learned = min(bucket(most, enough()), length) if is_slow else bucket(most, 16)
+    fewest = max(16, length // 4) if one_shape and not is_mostly_head(model.config) else 16
+    learned = min(bucket(most, enough()), length) if is_slow else bucket(most, fewest)
 
     def ints(last):
         return np.zeros((num * size, last), np.int32)

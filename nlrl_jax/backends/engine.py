@@ -34,19 +34,20 @@ from nlrl_jax.backends.prefill import NOWHERE, CachedText, Call, HiddenChunk, Ne
 from nlrl_jax.backends.session import Session, Text, TextCache
 from nlrl_jax.lm import decode, kv_rows, stepwise
 from nlrl_jax.lm.cache import KeyValues
-from nlrl_jax.lm.programs import PROGRAMS
+from nlrl_jax.lm.programs import PROGRAMS, OfModel
 from nlrl_jax.lm.sampling import DrawSampling
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.types import Sampling, Written
 
 # Programs are kept by shapes, model and options, never by parameters: all models of one config share them.
 _empty_rows = jax.jit(decode.empty_rows, static_argnums=(0, 1, 2, 3))
+_begin = PROGRAMS.own(OfModel(kv_rows.begin, static_argnums=(5,)))
 _admit_texts = PROGRAMS.own(jax.jit(kv_rows.admit, static_argnums=5, donate_argnums=0))
-_decode = PROGRAMS.own(jax.jit(decode.decode, static_argnums=(0, 5), donate_argnums=2))
+_decode = PROGRAMS.own(OfModel(decode.decode, static_argnums=(5,), donate_argnums=2))
 _bring_together = PROGRAMS.own(jax.jit(kv_rows.bring_together, static_argnums=2))
-_log_probs = PROGRAMS.own(jax.jit(kv_rows.next_log_probs, static_argnums=0))
+_log_probs = PROGRAMS.own(OfModel(kv_rows.next_log_probs))
 
-_likeliest = PROGRAMS.own(jax.jit(kv_rows.likeliest, static_argnums=(0, 4)))
+_likeliest = PROGRAMS.own(OfModel(kv_rows.likeliest, static_argnums=(4,)))
 LISTED = 20  # likeliest tokens in each place: the most that OpenAI and vLLM list
 
 
@@ -84,13 +85,17 @@ class Draw(NamedTuple):
     key: jax.Array
     draws: DrawSampling | None = None
 
-    def arguments(self, prefix: KeyValues | None) -> tuple[Any, ...]:
-        """The last arguments of `decode`, those that are compiled in without what may change from call to call."""
+    def arguments(self, prefix: KeyValues | None, one_program: bool = False) -> tuple[Any, ...]:
+        """The last arguments of `decode`, those that are compiled in without what may change from call to call.
+
+        one_program: greedy replies come from the program of others.
+        """
         if self.draws is not None:
             return Sampling(1), self.end_tokens, prefix, None, self.draws
         sampling = self.sampling
-        static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
-        temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
+        greedy = sampling.temperature == 0 and not one_program
+        static = Sampling(1, float(not greedy), sampling.top_k, sampling.top_p)
+        temperature = None if greedy else np.float32(sampling.temperature)
         return static, self.end_tokens, prefix, temperature
 
 
@@ -131,15 +136,20 @@ class RowBatch:
         self, call: Call, queue: deque[int], texts: Sequence[Text], beginnings: Sequence[Text], S: int, draw: Draw
     ):
         self.call, self.queue, self.texts, self.beginnings, self.draw = call, queue, texts, beginnings, draw
-        R = shapes.row_count(len(queue), call.network.rows, call.exact_shapes, call.fine_rows)
+        R = call.row_count(len(queue))
         self.S, self.N = S, batching.bucket(draw.sampling.max_tokens)
-        self.rows = put_on_device(call.network, _empty_rows(call.network.model, R, S + self.N, self.N))
+        # Rows that all get their texts at once are made with them.
+        self.rows = None
+        if not call.loads_all or call.network.model.mesh is not None:
+            self.rows = put_on_device(call.network, _empty_rows(call.network.model, R, S + self.N, self.N))
         self.index, self.occupant, self.used = S - 1, np.full(R, -1), np.zeros(R, np.int32)
 
     @property
     def smaller(self) -> int:
         """Rows of the batch in which the last ones go on."""
-        return shapes.smaller_row_count(len(self.occupant), self.call.exact_shapes, self.call.fine_rows)
+        R, call = len(self.occupant), self.call
+        smaller = shapes.smaller_row_count(R, call.exact_shapes, call.fine_rows)
+        return smaller if smaller >= call.fewest_rows else R
 
     # 2. Admit
 
@@ -176,9 +186,15 @@ class RowBatch:
             last_R[rows] = [self.texts[number][-1] for number in numbers]
         draw_R = np.maximum(self.occupant, 0).astype(np.int32)
         fresh = kv_rows.FreshRows(source_R, lengths_R, last_R, draw_R)
+        limit = np.int32(self.draw.sampling.max_tokens)
+        if self.rows is None:
+            slots_RS = np.where(source_R[:, None] >= 0, slots_AS[source_R], -1)
+            snapshots_R = snapshots_A[source_R] if self.call.is_recurrent else None
+            pool = self.call.cache.pool
+            self.rows = _begin(network.model, pool, slots_RS, fresh, limit, self.N, snapshots_R)
+            return free
         snapshots_A = snapshots_A if self.call.is_recurrent else None
         kv = load(self.call.cache.pool, slots_AS, network.model.mesh, snapshots_A)
-        limit = np.int32(self.draw.sampling.max_tokens)
         self.rows = _admit_texts(self.rows, kv, fresh, limit, np.int32(self.index), network.model.mesh)
         return free
 
@@ -188,7 +204,7 @@ class RowBatch:
         """Writes tokens until enough rows are free for waiting texts, or for the others to go on in a smaller batch."""
         R, network = len(self.occupant), self.call.network
         stop_at = max(1, round(network.refill * R)) if self.queue else R - self.smaller if self.smaller < R else R
-        arguments = self.draw.arguments(self.call.prefix_kv)
+        arguments = self.draw.arguments(self.call.prefix_kv, self.call.fewest_rows > 1)
         with PROGRAMS.once(network.model, "decode", R, self.S, self.N, self.call.P, arguments[0]):
             has_own_arrays = isinstance(network.acting["params"]["blocks"], tuple)
             write = stepwise.decode if has_own_arrays else _decode

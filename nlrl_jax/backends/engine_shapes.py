@@ -14,6 +14,7 @@ GROWING = 256  # the same in a session, whose texts grow, where slots cost littl
 CHEAP = 1024  # slots a row, to which texts may grow where those of all rows take an eighth of the weights at most
 # Tokens of a text that are read at once, and of how many texts, where few are left: some 64 tokens fill a core.
 CHUNKS = {4: 8, 32: 2}
+ONE_CHUNK = {32: 2}  # those of a caller with one size of batches
 EXACT_CHUNKS = {4: 8, 32: 8, 256: 8}  # those of a large model or an accelerator
 # Rows of a large model on a CPU: each takes a tenth of a step of 8, but programs of another number take as long to
 # compile as some ten steps.
@@ -72,16 +73,18 @@ def prefix_length(shared: int, exact: bool) -> int:
     return 1 << (shared.bit_length() - 1) if shared >= (EXACT_LEAST_PREFIX if exact else LEAST_PREFIX) else 0
 
 
-def block(n: int, new: int, slots: int, max_rows: int, exact: bool, fine: bool = False) -> tuple[int, int, int]:
+def block(
+    n: int, new: int, slots: int, max_rows: int, exact: bool, fine: bool = False, one: bool = False
+) -> tuple[int, int, int]:
     """(A, C, how many chunks) in which the next of n texts, of which `new` tokens are to be read, are read together:
     at most two chunks of a size, else the next larger size. Two texts are read one by one where a third would be dear
-    (`exact`). `fine`: as few chunks as can be, with little padding."""
+    (`exact`). `fine`: as few chunks as can be, with little padding. `one`: chunks of one size."""
     if fine:
         texts = row_count(n, min(max_rows, max(FINE_ROWS)), exact=True, fine=True)
         num_chunks = -(-new // max(FINE_CHUNKS))
         size = next(size for size in FINE_CHUNKS if size >= -(-new // num_chunks))
     else:
-        sizes = EXACT_CHUNKS if exact else CHUNKS
+        sizes = EXACT_CHUNKS if exact else ONE_CHUNK if one else CHUNKS
         size = next((size for size in sizes if new <= 2 * size), max(sizes))
         texts = 1 if exact and n <= 2 else sizes[size] if n <= FEW else MANY
     size = min(size, slots)

@@ -55,6 +55,8 @@ class LocalModel(LanguageModel):
       kv_session: what grows from call to call, of these weights alone: the counts of what was computed, and with memory
         for it the keys and values of texts that later calls may go on with. That pays where texts grow
         (benchmarks/local_backend.py --lac). It decides how long a call takes, not what it returns.
+      fewest_rows: a batch of a small model on a CPU has at least so many rows, of which some may be empty: programs of
+        one size, for a caller whose calls shrink as episodes end.
     """
 
     model: Transformer
@@ -63,6 +65,7 @@ class LocalModel(LanguageModel):
     rows: int = 64
     refill: float = 0.25
     kv_session: Session = dataclasses.field(default_factory=Session, repr=False)
+    fewest_rows: int = 1
 
     def __post_init__(self):
         if self.rows < 1:
@@ -189,7 +192,7 @@ class LocalModel(LanguageModel):
             acting = self.kv_session.views(model, variables)
         else:
             acting = variables = _gathered(model, variables) if model.mesh.shape["fsdp"] > 1 else variables
-        return Network(model, variables, acting, self.variables, self.rows, self.refill)
+        return Network(model, variables, acting, self.variables, self.rows, self.refill, self.fewest_rows)
 
     def _prompts(self, texts: Sequence[str], room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each text is; each needs `room` for new tokens."""

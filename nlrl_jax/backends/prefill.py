@@ -18,14 +18,14 @@ from nlrl_jax.backends import engine_shapes as shapes
 from nlrl_jax.backends.session import Session, Text, TextCache, common_length, token_bytes, weight_bytes
 from nlrl_jax.lm import acting, kv_rows
 from nlrl_jax.lm.cache import HeadKeyValues, KeyValues
-from nlrl_jax.lm.programs import PROGRAMS
+from nlrl_jax.lm.programs import PROGRAMS, OfModel
 from nlrl_jax.lm.transformer import Transformer
 
 _empty_pool = jax.jit(kv_rows.empty_pool, static_argnums=(0, 1, 3))
 load = PROGRAMS.own(jax.jit(kv_rows.load, static_argnums=2))
 _moved = PROGRAMS.own(jax.jit(kv_rows.moved, donate_argnums=0))
 _store = PROGRAMS.own(jax.jit(kv_rows.store, static_argnums=4, donate_argnums=0))
-_read = PROGRAMS.own(jax.jit(kv_rows.read, static_argnums=0, donate_argnums=2))
+_read = PROGRAMS.own(OfModel(kv_rows.read, donate_argnums=2))
 
 NOWHERE = np.iinfo(np.int32).max  # a slot or snapshot past the end of any pool
 SHARED = 16  # tokens that texts must share, beyond what is cached, for one of them to be read before the others
@@ -36,7 +36,7 @@ class Network(NamedTuple):
 
     model, variables: what reads. acting: the variables as replies are written with them (`lm.acting.views`).
     weights: the object that a session's texts belong to.
-    rows: replies written, and texts read, at once. refill: see `LocalModel`.
+    rows: replies written, and texts read, at once. refill, fewest_rows: see `LocalModel`.
     """
 
     model: Transformer
@@ -45,6 +45,7 @@ class Network(NamedTuple):
     weights: Any
     rows: int
     refill: float
+    fewest_rows: int = 1
 
 
 class CachedText(NamedTuple):
@@ -60,6 +61,7 @@ class Call:
 
     P: tokens of the prefix, which all texts begin with, and prefix_kv [layers, P, K, D] of them; 0 and None without.
     exact_shapes, fine_rows, grows: see `engine_shapes`. room: positions of the model.
+    fewest_rows: the smallest batch, where shapes are few; else 1.
     loads_all: the texts of all rows are read and loaded together, not a quarter of them at a time.
     is_recurrent: a text goes on only from a snapshot of its states (see `TextCache`).
     """
@@ -71,6 +73,9 @@ class Call:
         self.is_large = acting.is_large(config)
         on_cpu = jax.default_backend() == "cpu"
         self.exact_shapes, self.fine_rows = self.is_large or not on_cpu, self.is_large and on_cpu
+        self.fewest_rows = 1
+        if network.fewest_rows > 1 and not self.exact_shapes:
+            self.fewest_rows = shapes.row_count(network.fewest_rows, network.rows, False)
         slots_bytes = min(len(beginnings), network.rows) * shapes.CHEAP * token_bytes(config)
         are_cheap = not self.exact_shapes or (on_cpu and 8 * slots_bytes <= weight_bytes(config))
         self.grows = cache.lasting and (session.few_lengths or are_cheap)
@@ -99,9 +104,14 @@ class Call:
         prefix = self.cache.prefix
         return prefix if first[:shared][: len(prefix)] == prefix else ()
 
+    def row_count(self, n: int) -> int:
+        """See `engine_shapes.row_count`."""
+        return max(shapes.row_count(n, self.network.rows, self.exact_shapes, self.fine_rows), self.fewest_rows)
+
     def block(self, n: int, new: int, slots: int) -> tuple[int, int, int]:
         """See `engine_shapes.block`."""
-        return shapes.block(n, new, slots, self.network.rows, self.exact_shapes, self.fine_rows)
+        one = self.fewest_rows > 1
+        return shapes.block(n, new, slots, self.network.rows, self.exact_shapes, self.fine_rows, one)
 
     def take(
         self, queue: deque[int], texts: Sequence[Text], max_numbers: int, max_texts: int, continued: bool = True

@@ -3,7 +3,8 @@
     kv = load(pool, slots)                                          # what is known of some texts
     hidden, kv = read(model, variables, kv, tokens, index, start)   # their next tokens
     pool = store(pool, kv, source, slots)                           # what is new
-    rows = admit(rows, load(pool, slots), FreshRows(...), ...)      # texts into free rows, to be continued by `decode`
+    rows = begin(model, pool, slots, FreshRows(...), ...)           # rows with texts, to be continued by `decode`
+    rows = admit(rows, load(pool, slots), FreshRows(...), ...)      # texts into rows that have become free
     rows = bring_together(rows, which)                              # the rows that still run, into a smaller batch
 
 The pool holds one token per slot, and snapshots: the states of linear layers as they are after whole texts. Rows are
@@ -218,6 +219,40 @@ def admit(
         ended=fresh(rows.ended, False),
     )
     return placed(after, mesh)
+
+
+def begin(
+    model: Transformer,
+    pool: HeadKeyValues,
+    slots_RS: jax.Array,
+    new: FreshRows,
+    limit: jax.Array,
+    max_tokens: int,
+    snapshots_R: jax.Array | None = None,
+) -> Rows:
+    """Rows with texts in them, as `admit` makes them of `empty_rows` and `load`, in one pass over the cache.
+
+    Args:
+      slots_RS: int32, of each row's text, right-aligned; -1 where there is no token, and in all of a free row.
+      limit: see `admit`. max_tokens: N.
+      snapshots_R: see `load`.
+    """
+    R, S = slots_RS.shape
+    known = load(pool, slots_RS, snapshots_A=snapshots_R)
+    k, v = (jnp.pad(t, ((0, 0), (0, 0), (0, 0), (0, max_tokens), (0, 0))) for t in known[:2])
+    is_new, zeros = new.source >= 0, jnp.zeros(R, jnp.int32)
+    return Rows(
+        kv=HeadKeyValues(k, v, known.states),
+        index=jnp.int32(S - 1),
+        start=jnp.where(is_new, S - new.lengths, S - 1),
+        draw=jnp.where(is_new, new.draw, 0),
+        last=jnp.where(is_new, new.last, 0),
+        tokens=jnp.zeros((R, max_tokens), jnp.int32),
+        lengths=zeros,
+        log_probs=jnp.zeros((R, max_tokens)),
+        limit=jnp.where(is_new, limit, 0),
+        ended=jnp.zeros(R, bool),
+    )
 
 
 def bring_together(rows: Rows, which_r: jax.Array, mesh: Mesh | None = None) -> Rows:

@@ -49,10 +49,15 @@ def sample_draw(key: jax.Array, logits_V: jax.Array, sampling: DrawSampling) -> 
 def sample_token(
     key: jax.Array, logits: jax.Array, sampling: Sampling, temperature: jax.Array | None = None
 ) -> jax.Array:
-    """One token a row, logits [B, V] -> int32 [B]. `temperature` replaces that of `sampling`, unless it is greedy."""
+    """One token a row, logits [B, V] -> int32 [B].
+
+    `temperature` replaces that of `sampling`, unless it is greedy; 0 is greedy too, in the program of the others.
+    """
     if sampling.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / (sampling.temperature if temperature is None else temperature)
+    if temperature is not None:
+        greedy = jnp.argmax(logits, axis=-1)
+    logits = logits / (sampling.temperature if temperature is None else jnp.where(temperature > 0, temperature, 1))
     ids = None
     if 0 < sampling.top_k < logits.shape[-1]:
         logits, ids = jax.lax.top_k(logits, sampling.top_k)
@@ -63,6 +68,8 @@ def sample_token(
     choice = _choose(key, logits)
     if ids is not None:
         choice = jnp.take_along_axis(ids, choice[:, None], axis=-1)[:, 0]
+    if temperature is not None:
+        choice = jnp.where(temperature > 0, choice, greedy)
     return choice.astype(jnp.int32)
 
 

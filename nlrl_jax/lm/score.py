@@ -97,13 +97,13 @@ def token_log_probs(
     inputs = hidden, targets
     if skips:
         inputs += (jnp.pad(counts, fill).reshape(B, chunks, size).any((0, 2)),)
-    once = skips or _is_mostly_head(model.config)
+    once = skips or is_mostly_head(model.config)
     step = of_chunk_once if once else jax.checkpoint(of_chunk, prevent_cse=False)
     _, log_probs = jax.lax.scan(lambda _, x: (None, step(*x)), None, inputs)
     return log_probs.swapaxes(0, 1).reshape(B, -1)[:, :N]
 
 
-def _is_mostly_head(config: ModelConfig) -> bool:
+def is_mostly_head(config: ModelConfig) -> bool:
     """Whether the head is `HEAVY` times as large as all layers together, as in Gemma 3 270M (1.7 times)."""
     head = config.vocab_size * config.hidden_size
     layers = config.num_params - (1 if config.tie_embeddings else 2) * head
@@ -113,6 +113,6 @@ def _is_mostly_head(config: ModelConfig) -> bool:
 def _chunk(model: Transformer) -> int:
     """Tokens whose logits are held at once, on all devices that share the rows."""
     tokens = CHUNK_ELEMENTS.get(platform_of(model.mesh), CHUNK_ELEMENTS_ELSEWHERE) // model.config.vocab_size
-    if _is_mostly_head(model.config):
+    if is_mostly_head(model.config):
         tokens = max(tokens, FEWEST)  # elsewhere there are more
     return whole_rows(1, model.mesh) * tokens

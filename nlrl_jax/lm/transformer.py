@@ -293,12 +293,20 @@ class Transformer(nn.Module):
 
 def init_params(model: Transformer, key: jax.Array) -> Any:
     """Random base weights, in `param_dtype`. Returns the "params" collection."""
-    return jax.jit(lambda k: nn.meta.unbox(_init(model, k))["params"])(key)
+
+    def initial_params(key):
+        return nn.meta.unbox(_init(model, key))["params"]
+
+    return jax.jit(initial_params)(key)
 
 
 def init_lora(model: Transformer, key: jax.Array) -> Any:
     """A fresh adapter: `a` random, `b` zero, so it changes nothing. The base weights are never built."""
-    return jax.jit(lambda k: nn.meta.unbox(_init(model, k))["lora"])(key)
+
+    def initial_lora(key):
+        return nn.meta.unbox(_init(model, key))["lora"]
+
+    return jax.jit(initial_lora)(key)
 
 
 def abstract_variables(model: Transformer) -> Any:

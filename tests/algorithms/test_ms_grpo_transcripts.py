@@ -127,7 +127,7 @@ def test_short_transcripts_share_a_row_and_none_sees_another():
     turns = [[turn("a", (1, 2, i), (3, 4, i))] for i in range(5, 30)]
     found = [one for own in turns for one in transcripts_of(own, [1.0], 1.0)]
     rows = pack(found, 128, 7, 0, make_policy().model)
-    assert rows.tokens.shape[-1] == 64 and (rows.segments > 0).any(-1).sum() < 5
+    assert rows.tokens.shape[-1] == 128 and (rows.segments > 0).any(-1).sum() < 3
     used = rows.segments > 0
     assert used.sum() == 6 * 25 and (rows.weights > 0).sum() == 3 * 25
     assert set(rows.positions[used].tolist()) == set(range(7, 13))
@@ -167,6 +167,19 @@ def test_few_programs_learn_from_batches_of_all_sizes():
         found = [some_learned(n, int(draws.integers(1, 30))) for n in draws.integers(200, 500, number)]
         rows = pack(found, 4096, 0, 0, large)
         shapes.add((rows.tokens.shape, rows.at.shape))
+    assert len(shapes) == 1
+
+
+def test_a_small_model_learns_from_batches_of_all_sizes_in_one_program():
+    """On a CPU compiling one takes as long as several updates."""
+    draws, shapes = np.random.default_rng(0), set()
+    for number in range(1, 33):
+        found = [
+            Transcript([1] * n, [n - 1] * (n // 50), [1.0], [1.0], [-1.0]) for n in draws.integers(50, 250, number)
+        ]
+        rows = pack(found, 512, 0, 0, make_policy().model)
+        shapes.add((rows.tokens.shape, rows.at.shape))
+        assert (rows.segments > 0).sum() == sum(len(one.tokens) for one in found)
     assert len(shapes) == 1
 
 

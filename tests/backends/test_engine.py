@@ -103,7 +103,7 @@ def test_a_large_model_answers_alike(plain, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param({"rows": 2}, marks=pytest.mark.slow), {"tokens": 230}, {"tokens": 30}]
+    "options", [pytest.param({"rows": 2}, marks=pytest.mark.slow), {"tokens": 230}, {"tokens": 30}, {"fewest_rows": 8}]
 )
 def test_neither_rows_nor_a_session_that_is_too_small_change_an_answer(plain, expected, options):
     small = with_session(plain, **options)

@@ -38,6 +38,13 @@ def test_a_fine_menu_reads_in_few_chunks_with_little_padding():
         assert rows == 6 and chunks == -(-new // 256) and size * chunks <= 1.5 * new
 
 
+def test_one_size_of_batches_has_one_size_of_chunks():
+    assert {shapes.block(n, new, 256, 32, False, one=True)[:2] for n in (1, 20, 32) for new in (1, 9, 200)} == {
+        (2, 32),
+        (32, 32),
+    }
+
+
 def test_prefixes_are_powers_of_two():
     assert [shapes.prefix_length(n, True) for n in (31, 32, 100, 300)] == [0, 32, 64, 256]
     assert [shapes.prefix_length(n, False) for n in (31, 255, 256, 1000)] == [0, 0, 256, 512]

@@ -138,12 +138,13 @@ def test_duplicate_prompts_are_read_once_and_each_gets_a_reply(model, chats, mon
     both = [prompt_of(model, chat) for chat in chats[:2]]
     assert keeping.kv_session.counts.read < sum(map(len, both)) + prefill.SHARED
     assert len(set(got[:6])) > 3 and len(set(got[6:])) > 3
-    decoded = count(monkeypatch, "_admit_texts", lambda args, out: out and int((args[2].source >= 0).sum()))
+    begun = count(monkeypatch, "_begin", lambda args, out: out and int((args[3].source >= 0).sum()))
+    admitted = count(monkeypatch, "_admit_texts", lambda args, out: out and int((args[2].source >= 0).sum()))
     model.complete(asked, WARM, "policy")
-    assert sum(decoded) == 11
-    decoded.clear()
+    assert sum(begun) + sum(admitted) == 11 and sum(begun) == 4
+    begun.clear(), admitted.clear()
     got = model.complete(asked, GREEDY, "policy")
-    assert sum(decoded) == 2 and got == [got[0]] * 6 + [got[6]] * 5
+    assert sum(begun) == 2 and not admitted and got == [got[0]] * 6 + [got[6]] * 5
 
 
 def test_refill_takes_fewer_steps_than_whole_batches(model, chats, monkeypatch):
@@ -177,7 +178,8 @@ def test_a_model_that_never_ends_is_cut(model, chats):
 def test_other_weights_of_one_config_compile_nothing(model, chats, replies):
     model.complete(chats, GREEDY, "policy")
     model.score(chats, [["up", "down it goes"]] * 13, "policy")
-    programs = (prefill.load, prefill._store, prefill._read, engine._log_probs, engine._admit_texts, engine._decode)
+    programs = (prefill.load, prefill._store, prefill._read, engine._log_probs, engine._decode)
+    programs += (engine._begin, engine._admit_texts)
     before = [program._cache_size() for program in programs]
     other = LocalModel(Transformer(CONFIG), other_weights(model), model.tokenizer, rows=4)
     assert other.complete(chats, WARM, "policy", seed=3) != replies

@@ -99,3 +99,14 @@ def test_small_models_on_a_cpu_are_compiled_at_a_lower_level(monkeypatch, mesh):
     )
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2")
     assert not programs.compiler_options(Transformer(small))
+
+
+def test_a_function_of_a_model_is_compiled_with_its_options_and_can_be_forgotten():
+    owner, twice = Programs(), programs.OfModel(lambda model, x: model.config.vocab_size * x)
+    owner.own(twice)
+    for width in (16, 1024):
+        model = Transformer(ModelConfig(64, width, width, 1, 2, 1, 8, 32))
+        assert twice(model, 3) == 192 == twice(model, 3)
+    assert twice._cache_size() == 2
+    owner.forget()
+    assert twice._cache_size() == 0

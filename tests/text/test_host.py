@@ -8,7 +8,7 @@ import pytest
 
 from nlrl_jax import envs
 from nlrl_jax.roles.dialogues import read_action
-from nlrl_jax.text.host import divided, of_text_game
+from nlrl_jax.text.host import divided, in_blocks, of_text_game
 
 TASKS = [("", 3), ("", 4), ("", 5)]
 
@@ -62,6 +62,17 @@ def test_a_step_compiles_once_also_when_few_episodes_go_on(game):
     states = [start.state for start in host.reset(TASKS)]
     together, (alone,) = host.step(states, ["Right"] * 3), host.step(states[2:], ["Right"])
     assert len(traced) == 1 and alone.observation == together[2].observation
+
+
+def test_any_number_of_states_is_computed_in_blocks_of_two_sizes():
+    traced = []
+    double = in_blocks(lambda x: {"twice": traced.append(x) or 2 * x, "same": x})
+    for n in (1, 16, 17, 64, 65, 200):
+        rows = np.arange(3 * n).reshape(n, 3)
+        got = double(rows)
+        np.testing.assert_array_equal(got["twice"], 2 * rows)
+        np.testing.assert_array_equal(got["same"], rows)
+    assert len(traced) == 2
 
 
 def test_a_batch_that_begins_meanwhile_changes_no_step(game):

@@ -15,9 +15,9 @@ import numpy as np
 from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, init_state
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.session import Session
+from nlrl_jax.backends.session import Session, token_bytes
 from nlrl_jax.lm import acting, malloc
-from nlrl_jax.lm.programs import PROGRAMS
+from nlrl_jax.lm.programs import PROGRAMS, compiler_options
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History, marked
@@ -132,8 +132,10 @@ class TranscriptTraining(Training):
         form = dataclasses.replace(form, turns=settled(form.turns, config.model, loaded.tokenizer))
         self.network, network = loaded.config, Transformer(loaded.config, mesh=mesh)
         self.form, self.room = form, self.network.max_positions
-        session = Session(form.cache_mb)
-        self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), kv_session=session)
+        # Episodes end at different times: all calls of an iteration take the programs of one batch.
+        rows = rows_at_once(config.model)
+        fewest_rows = min(rows, learning.num_groups * learning.group_size)
+        self.writer = LocalModel(network, {}, loaded.tokenizer, rows, fewest_rows=fewest_rows)
         self.prompts = prompts = dataclasses.replace(form.prompts, prompt=config.prompt, turns=form.turns.turns)
         self.make_player = player_maker(game, form.turns, prompts, config.model, loaded.tokenizer, self.room)
         self.check_room()
@@ -185,15 +187,25 @@ class TranscriptTraining(Training):
 
     def player(self, variables: Any, greedy: bool) -> TokenPlayer:
         """Who acts with these variables."""
-        sampling = self.config.sampling
-        sampling = Sampling(sampling.max_tokens, temperature=0.0) if greedy else sampling
-        return self.make_player(self.writer.with_variables(variables), sampling)
+        sampling, writer, learning = self.config.sampling, self.writer, self.config.learning
+        fewest_rows, episodes = writer.fewest_rows, learning.num_groups * learning.group_size
+        if greedy:
+            sampling, episodes = Sampling(sampling.max_tokens, temperature=0.0), self.config.eval_episodes
+            fewest_rows = min(writer.rows, episodes)
+        megabytes = self.form.cache_mb
+        if not self.network.num_linear_layers:
+            # No more than the episodes' texts can take: a small model's memory is written whole before it is used.
+            tokens = max(episodes, writer.rows) * self.room
+            megabytes = min(megabytes, tokens * token_bytes(self.network) / 1e6)
+        session = Session(megabytes)
+        writer = dataclasses.replace(writer, variables=variables, kv_session=session, fewest_rows=fewest_rows)
+        return self.make_player(writer, sampling)
 
     def update(self, state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
         """One iteration of Algorithm 1. The same state and key give the same bits."""
         learning, G = self.config.learning, self.config.learning.group_size
-        key_play, key_sample = jax.random.split(key)
-        seed = int(jax.random.bits(key_play))
+        seed, key_sample = _split(key)
+        seed = int(seed)
         tasks = self.tasks.draw(learning.num_groups, np.random.default_rng(seed))
         player = self.player({"params": state.params, "lora": state.lora}, greedy=False)
         repeated = [task for task in tasks for _ in range(G)]
@@ -247,9 +259,17 @@ def limited(game: HostGame, steps: int) -> HostGame:
     return dataclasses.replace(game, max_steps=min(steps, game.max_steps))
 
 
+@jax.jit
+def _split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The seed of an iteration's episodes, uint32 [], and the key of the AAW sampling."""
+    key_play, key_sample = jax.random.split(key)
+    return jax.random.bits(key_play), key_sample
+
+
 @functools.lru_cache(3)
 def _step(reader: transcripts.Reader, config: MSGRPOConfig):
-    return PROGRAMS.own(jax.jit(transcripts.make_update(reader, config), donate_argnums=0))
+    update = transcripts.make_update(reader, config)
+    return PROGRAMS.own(jax.jit(update, donate_argnums=0, compiler_options=compiler_options(reader.model)))
 
 
 def summarize(played: Sequence[PlayedTranscript], game: HostGame, invalid_action_reward: float) -> dict[str, float]:
