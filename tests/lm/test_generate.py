@@ -147,7 +147,8 @@ def test_ends_at_any_eos_id_and_stops_when_every_row_has_ended(variables, prompt
     assert out.ended.all()
     kept = np.arange(GREEDY.max_tokens) < lengths[:, None]
     np.testing.assert_array_equal(out.tokens, np.where(kept, tokens, 0))
-    np.testing.assert_allclose(out.log_probs, np.where(kept, log_probs, 0), atol=1e-6)
+    # Rows that have ended leave the batch, and a product of fewer rows may be summed in another order.
+    np.testing.assert_allclose(out.log_probs, np.where(kept, log_probs, 0), rtol=3e-6, atol=1e-6)
     assert counting.passes == lengths.max()  # prefill gives the first token, then one pass a token
 
 
