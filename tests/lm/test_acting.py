@@ -31,7 +31,7 @@ PREFIX = jnp.array([7, 3, 9])
 
 @pytest.fixture(scope="module")
 def variables():
-    return {**noisy_params(CONFIG, 1.0), "lora": noisy(init_lora(MODEL, KEY), 0.5)}
+    return {**noisy_params(CONFIG, 0.5), "lora": noisy(init_lora(MODEL, KEY), 0.5)}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,7 @@ def test_layers_on_their_own_say_the_same(variables, prompts, said, merge, join)
     assert ("lora" in alone) != merge and len(alone["params"]["blocks"]) == 3
     found = run(MODEL, alone, prompts, LENGTHS, KEY, SAMPLING, (99,), prefix_of(MODEL, alone, PREFIX))
     np.testing.assert_array_equal(found.tokens, said.tokens)
-    # Of weights this large either one is up to 8e-5 from float64, and merged ones are rounded elsewhere.
-    np.testing.assert_allclose(found.log_probs, said.log_probs, atol=3e-4 if merge else 1e-4)
+    np.testing.assert_allclose(found.log_probs, said.log_probs, atol=1e-4)
 
 
 def test_an_adapter_of_some_modules_is_not_joined(variables, prompts):

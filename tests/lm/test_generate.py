@@ -135,7 +135,10 @@ def test_log_probs_of_sampled_tokens_are_the_scorer_s(variables, prompts):
     assert (other.tokens != out.tokens).any()
 
 
-def test_ends_at_any_eos_id_and_stops_when_every_row_has_ended(variables, prompts, free):
+def test_ends_at_any_eos_id_and_stops_when_every_row_has_ended(prompts):
+    # Smaller weights than elsewhere: a sum in another order, as of fewer rows, moves a log-probability less.
+    variables = noisy_params(CONFIG, 0.5)
+    free = run(MODEL, variables, left_pad(prompts, LENGTHS), LENGTHS, jax.random.key(0), GREEDY, NO_EOS)
     tokens, log_probs = np.asarray(free.tokens), np.asarray(free.log_probs)
     eos = tuple({int(tokens[0, 0]), int(tokens[1, 2]), int(tokens[2, 4]), int(tokens[3, 1])})
     is_eos = np.isin(tokens, eos)
@@ -147,8 +150,7 @@ def test_ends_at_any_eos_id_and_stops_when_every_row_has_ended(variables, prompt
     assert out.ended.all()
     kept = np.arange(GREEDY.max_tokens) < lengths[:, None]
     np.testing.assert_array_equal(out.tokens, np.where(kept, tokens, 0))
-    # Rows that have ended leave the batch, and a product of fewer rows may be summed in another order.
-    np.testing.assert_allclose(out.log_probs, np.where(kept, log_probs, 0), rtol=3e-6, atol=1e-6)
+    np.testing.assert_allclose(out.log_probs, np.where(kept, log_probs, 0), atol=1e-6)
     assert counting.passes == lengths.max()  # prefill gives the first token, then one pass a token
 
 

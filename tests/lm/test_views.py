@@ -17,13 +17,13 @@ from tests.lm.noise import noisy_params
 
 CONFIG = ModelConfig(40, 16, 24, 3, 4, 2, 8, 64, qk_norm=True, lora=LoraConfig(rank=2))
 MODEL = Transformer(CONFIG)
-SIZE = sum(leaf.nbytes for leaf in jax.tree.leaves(noisy_params(CONFIG, 1.0)))
+SIZE = sum(leaf.nbytes for leaf in jax.tree.leaves(noisy_params(CONFIG, 0.5)))
 
 
 @pytest.fixture(scope="module")
 def variables():
     noise = lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)
-    return noisy_params(CONFIG, 1.0) | {"lora": jax.tree.map(noise, init_lora(MODEL, jax.random.key(1)))}
+    return noisy_params(CONFIG, 0.5) | {"lora": jax.tree.map(noise, init_lora(MODEL, jax.random.key(1)))}
 
 
 @pytest.fixture(params=["turned", "shared"])
@@ -38,7 +38,7 @@ def test_the_same_hidden_states_and_keys(variables, apart):
     tokens = jnp.arange(14).reshape(2, 7)
     positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
     want, got = (jax.jit(lambda v: MODEL.apply(v, tokens, positions, collect=True))(own) for own in (variables, apart))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-5), got, want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 
 @pytest.mark.parametrize("apart", ["turned"], indirect=True)
