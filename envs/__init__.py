@@ -119,7 +119,12 @@ def make_control(name: str, **options) -> ControlGame:
 
 
 def make_host(
-    name: str, max_steps: int = 0, env_workers: str = "", env_timeout: float = workers.TIMEOUT, **options
+    name: str,
+    max_steps: int = 0,
+    env_workers: str = "",
+    env_timeout: float = workers.TIMEOUT,
+    turn_actions: int = 1,
+    **options,
 ) -> HostGame:
     """Makes a game that is played by text on the host, by name.
 
@@ -131,6 +136,7 @@ def make_host(
       max_steps: horizon; 0 is the game's own.
       env_workers: "8", "ray" or "ray:8": environments in processes or Ray actors (`workers`); "" or "0": in this one.
       env_timeout: seconds for a step in a worker, after which its episodes are given up.
+      turn_actions: that a reply may hold; above 1, see `text.action_sequences`.
       **options: those of the game's own `host_game`, e.g. `data` of ALFWorld and WebShop; empty ones are left out.
         Your own game takes what its function has arguments for, and `max_steps` in any case.
 
@@ -139,6 +145,10 @@ def make_host(
         options.
     """
     integer("max_steps", max_steps, 0)
+    integer("turn_actions", turn_actions, 1)
+    if turn_actions > 1:
+        game = make_host(name, max_steps, env_workers, env_timeout, **options)
+        return importlib.import_module("nlrl_jax.text.action_sequences").in_sequences(game, turn_actions)
     if chosen := workers.choice(env_workers):
         if name == "alfworld" and not chosen.on_ray:  # it has workers in any case
             return make_host(name, max_steps, workers=chosen.number, patience=env_timeout, **options)
@@ -149,9 +159,11 @@ def make_host(
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
         return _make_by_address(name, max_steps, options)
-    if name in _TEXT and name not in _HOST:
+    if name in _HOST:
+        return _make(HostGame, _HOST, name, **options)
+    if name in _TEXT and not hasattr(_imported(name, _TEXT[name][0]), _FUNCTIONS[HostGame]):
         return _on_the_host(make(name, **options))
-    return _make(HostGame, _HOST, name, **options)
+    return _make(HostGame, _TEXT, name, **options)
 
 
 def _make_by_address(name: str, max_steps: int, options: dict[str, Any]) -> HostGame:

@@ -16,6 +16,7 @@ held out, are in `frozen_lake_maps`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 
@@ -30,8 +31,9 @@ from nlrl_jax.envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
 from nlrl_jax.envs.options import check_text_game, integer
 from nlrl_jax.envs.shell import DiscreteGame, on_any_mesh
 from nlrl_jax.gymnax_base import EnvParams, environment
+from nlrl_jax.text.host import of_text_game
 from nlrl_jax.text.template import Literal, Template
-from nlrl_jax.types import TextGame
+from nlrl_jax.types import HostGame, TextGame
 
 SYMBOLS = ("_", "P", "O", "G", "X", "*")
 LEGEND = {"P": "player", "G": "goal", "O": "hole", "_": "ice", "X": "player in a hole", "*": "player on the goal"}
@@ -272,3 +274,21 @@ def text_game(
         legend=LEGEND,
         optimal=optimal,
     )
+
+
+def host_game(
+    slippery: bool = False, size: int = 4, max_steps: int = 100, hole_probability: float = 0.2, maps: str = "all"
+) -> HostGame:
+    """Makes FrozenLake for transcripts: the rules say once what the map's characters mean, each observation is a map.
+
+    Arguments and errors are those of `text_game`, whose paper prompt says it in every state, with coordinates.
+    """
+    game = text_game(slippery, size, "compact", max_steps, hole_probability, maps)
+    slip = " The ice is slippery: you may slide sideways instead." if slippery else ""
+    rules = (
+        "Walk from P to G across a frozen lake.\n"
+        f"Each observation is a map of {size} rows: P is you, G the goal, O a hole and _ ice. "
+        f"If you step into a hole, you fall into the water and the game is over.{slip}\n"
+        f"Actions: {', '.join(ACTIONS)}."
+    )
+    return of_text_game(dataclasses.replace(game, rules=rules))

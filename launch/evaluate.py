@@ -162,7 +162,9 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     """
     options, limit = flags.FLAGS, Limits.of({})
     config_flags.leave_out("in a game that is played in transcripts, where a turn is one step", "max_steps", "maps")
-    game = envs.make_host(name, **opponent_option(options.opponent, name), **_environments())
+    turns = config_flags.parse(TurnsConfig)
+    game_options = opponent_option(options.opponent, name) | _environments()
+    game = envs.make_host(name, turn_actions=turns.turn_actions, **game_options)
     limits.check_horizon(game, "max_turns")
     tasks = tasks_of(game, game.kinds, -(-limit.episodes // len(game.kinds)), limit.seed)[: limit.episodes]
     warning = check_reader(options.model, name, envs.READ_BY.get(name, ""), options["model"].present)
@@ -175,7 +177,7 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     network, fewest_rows = Transformer(loaded.config), min(rows, len(tasks))
     writer = LocalModel(network, variables, loaded.tokenizer, rows, kv_session=session, fewest_rows=fewest_rows)
     source = options.adapter if learned_form(options.adapter) else options.model
-    turns = settled(config_flags.parse(TurnsConfig), source, loaded.tokenizer)
+    turns = settled(turns, source, loaded.tokenizer)
     prompts, room = PromptConfig(prompt=options.prompt), loaded.config.max_positions
     make_player = player_maker(game, turns, prompts, source, loaded.tokenizer, room)
     player, num_shown = make_player(writer, sampling), int(options.watch)
@@ -241,6 +243,7 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     config = replace(agent, eval_episodes=number, eval_turns=limit.max_turns, seed=seed, max_tokens=tokens)
     maps = map_splits(run.get("maps", ""))
     game_options = opponent_option(options.opponent or form.opponent, run["game"]) | _environments()
+    game_options["turn_actions"] = form.turns.turn_actions
     game, evaluated = envs.make_host_pair(run["game"], maps, data=form.data, **game_options)
     limits.check_horizon(game, "max_turns")
     is_own_seed = seed == agent.seed

@@ -154,7 +154,7 @@ def main(argv: list[str]) -> None:
         turns = settled(config.transcripts.turns, config.model, tokenizer)
         config = dataclasses.replace(config, transcripts=dataclasses.replace(config.transcripts, turns=turns))
         game_options = opponent_option(config.transcripts.opponent, config.game)
-        game_options |= dataclasses.asdict(config.transcripts.environments)
+        game_options |= dataclasses.asdict(config.transcripts.environments) | {"turn_actions": turns.turn_actions}
         games = envs.make_host_pair(config.game, map_splits(config.maps), data=config.transcripts.data, **game_options)
         limits.check_horizon(games[0], "max_turns", "eval_turns")
         beyond = limits.capped(games[0], max_turns=config.learning.max_turns, eval_turns=config.eval_turns)

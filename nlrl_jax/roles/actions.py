@@ -136,6 +136,13 @@ def read_last_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
     return read_action(text, actions)
 
 
+def labelled_line(text: str) -> str:
+    """Returns what follows the last label ("Action: ...") of a reply's lines; without one, its last line."""
+    lines = [line.strip() for line in _FENCE.sub("", without_thoughts(text)).splitlines() if line.strip()]
+    labelled = [match["inner"] for line in lines if (match := _ACTION_LABEL.fullmatch(line))]
+    return (labelled or lines or [""])[-1]
+
+
 def unwrapped(text: str, layers: Sequence[re.Pattern[str]] = _LAYERS) -> Iterator[str]:
     """Yields a text, then what is left of it without one layer after the other.
 

@@ -21,7 +21,7 @@ from nlrl_jax.types import HostGame, Outcome, Start, TextGame
 BLOCK, BLOCKS = 16, 64  # states of a program, and of one where there are more
 LEVEL = "xla_backend_optimization_level"
 NOTHING = "Nothing happens."  # stands before the observation after a text that is none of the game's actions
-_ONE_ACTION = "Here every line of actions holds one of them."
+ONE_ACTION = "Here every line of actions holds one of them."
 
 
 def of_text_game(
@@ -111,7 +111,7 @@ def of_text_game(
 
     return HostGame(
         name=game.name,
-        rules=f"{game.rules}\n{_ONE_ACTION}",
+        rules=f"{game.rules}\n{ONE_ACTION}",
         actions=game.actions,
         max_steps=max_steps or int(params.max_steps_in_episode),
         kinds=tuple(kinds),

@@ -221,6 +221,7 @@ class HostGame:
         for models whose chat template has no place for tools.
       closing_reward: state -> what an episode earns, beside its steps, that the game has not ended itself (its horizon
         was reached, or it was given up); None: nothing. An `EpisodeFault` that it raises breaks the episode off.
+      max_actions_per_turn: that `step` takes in one text; more than 1 in games of `text.action_sequences`.
     """
 
     name: str
@@ -246,3 +247,4 @@ class HostGame:
     reply_form: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
     closing_reward: Callable[[Any], float] | None = None
+    max_actions_per_turn: int = 1

@@ -47,7 +47,7 @@ class AgentConfig:
             )
 
 
-IN_TURNS = ("turns", "think", "think_tokens", "episode_tokens")  # the options of `TurnsConfig`
+IN_TURNS = ("turns", "think", "think_tokens", "episode_tokens", "turn_actions")  # the options of `TurnsConfig`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +80,7 @@ class TurnsConfig:
         "transcripts: tokens that an episode may write; it ends before a turn that could write more; 0: no limit",
         least=0,
     )
+    turn_actions: int = option(1, "chat: actions that a reply may hold, in games that list theirs", least=1)
 
     def __post_init__(self):
         check(self)

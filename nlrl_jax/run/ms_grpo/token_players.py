@@ -24,7 +24,7 @@ from nlrl_jax.weights.load import BUILT_IN
 
 # (the model with its weights, sampling of its replies) -> who plays
 MakePlayer = Callable[[Writer, Sampling], TokenPlayer]
-IN_CHAT, IN_LINES = ("think_tokens",), ("examples",)  # options of one form alone
+IN_CHAT, IN_LINES = ("think_tokens", "turn_actions"), ("examples",)  # options of one form alone
 
 
 def settled(config: TurnsConfig, model: str, tokenizer: Tokenizer) -> TurnsConfig:
