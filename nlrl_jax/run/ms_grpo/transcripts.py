@@ -27,7 +27,7 @@ from nlrl_jax.run import players
 from nlrl_jax.run.host_games.faults import FaultLog
 from nlrl_jax.run.host_games.prompts import write_form
 from nlrl_jax.run.host_games.shares import shared
-from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
+from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of, tasks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.limits import first_tasks, too_short
 from nlrl_jax.run.ms_grpo.config import AgentConfig, TranscriptConfig
@@ -68,8 +68,10 @@ class Tasks(NamedTuple):
         each, first = -(-number // len(kinds)), seed * SEEDS_PER_RUN
         if each > RESERVED:
             raise ValueError(f"--eval_episodes is {number}, but a seed has {RESERVED} tasks of each kind for it")
-        held_out = hold_out(evaluated, kinds, number, seed)
-        held_out = held_out if evaluated is game else held_out._replace(looks=frozenset(), note="")
+        if evaluated is game:
+            held_out = hold_out(evaluated, kinds, number, seed)
+        else:  # the game itself keeps them apart, so all of its starts may be met
+            held_out = HeldOut(tasks_of(evaluated, kinds, each, seed)[:number], frozenset(), "")
         fresh = {
             kind: range(first + each, first + game.limits[kind])
             if kind in game.limits

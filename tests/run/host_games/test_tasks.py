@@ -133,6 +133,11 @@ def test_maps_are_those_of_the_option():
     assert not holes(learned) & holes(evaluated)
 
 
+def test_maps_that_are_kept_apart_are_all_evaluated_on():
+    tasks = Tasks.of(*envs.make_host_pair("frozen_lake"), "", 200, 71)
+    assert len(set(tasks.held_out.tasks)) == 200 and not tasks.held_out.looks
+
+
 @pytest.mark.parametrize("name", ["babyai", "frozen_lake", "maze_medium"])
 def test_run_lac_plays_what_nothing_trains_on(name):
     game, played = make_game(LACRunConfig(game=name, tasks=6))
