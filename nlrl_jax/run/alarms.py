@@ -20,6 +20,7 @@ _UNPAID = 10  # iterations without a reward of the game, after which that is sai
 _IN_VAIN = 3  # iterations without anything to learn from, after which that is said
 MANY_BROKEN = 0.5  # share of episodes that broke off, above which an iteration teaches nothing
 _CERTAIN = 0.01  # nats per token: below it, a model tries nothing new
+_ALIKE = 0.25  # share of the first iteration's distinct replies, below which they have become alike
 _IGNORED = 0.01  # nats per reply: below it, a reply owes nothing to its prompt
 _FALLS = (  # a measure, the share of its first value below which it has fallen, what that means
     ("surprisal", 0.05, "The model hardly explores any more: almost every token is certain"),
@@ -70,9 +71,11 @@ class Watch:
     def __init__(self):
         self._rows: deque[Mapping[str, float]] = deque(maxlen=_ENOUGH)
         self._told: set[str] = set()
+        self._first: Mapping[str, float] = {}
 
     def __call__(self, metrics: Mapping[str, float]) -> list[str]:
         self._rows.append(metrics)
+        self._first = self._first or metrics
         if self._mean("success") > 0.9:
             return []
         warnings: dict[str, str] = {}
@@ -84,7 +87,7 @@ class Watch:
         if len(last) == _IN_VAIN and all(row.get("uninformative_groups") == 1 for row in last):
             warnings["equal"] = (
                 f"in all groups of the last {_IN_VAIN} iterations all episodes had the same return: there was nothing "
-                f"to learn from. {_advice(self._mean('steps'), self._mean('turns'), surprisal)}"
+                f"to learn from. {self._alike() or _advice(self._mean('steps'), self._mean('turns'), surprisal)}"
             )
         elif is_full and (equal := self._mean("uninformative_groups")) > 0.5:
             warnings["equal"] = (
@@ -118,6 +121,17 @@ class Watch:
             f"{min(shares):.0%} or more of the episodes broke off in each of the last {_IN_VAIN} iterations; warnings "
             "above name the faults. Mend the environment (or give the model a longer context), then continue with "
             "--resume"
+        )
+
+    def _alike(self) -> str:
+        """What to do where replies have become alike since the first iteration; else "", as in a run that goes on."""
+        first, last = (row.get("distinct_replies", 0.0) for row in (self._first, self._rows[-1]))
+        if last >= _ALIKE * first or self._first.get("uninformative_groups") == 1:
+            return ""
+        return (
+            f"Replies have become alike ({last:.2g} of them differ, {first:.2g} in the first iteration): begin again "
+            "with a lower --learning_rate, and with fines that are small beside the reward (--invalid_action_reward; "
+            "a higher --max_tokens, so that no reply is cut)"
         )
 
     def _mean(self, name: str) -> float:

@@ -126,6 +126,12 @@ def test_a_run_that_cannot_learn_says_so_once_and_what_to_do():
     )
     (certain,) = told(3, **dull | {"uninformative_groups": 1.0, "surprisal": 2e-3})
     assert "certain of nearly every token (0.002 nats)" in certain and "a lower --learning_rate" in certain
+    watch = alarms.Watch()
+    first = {"uninformative_groups": 0.0, "distinct_replies": 0.38, "success": 0.04}
+    collapsed = {"uninformative_groups": 1.0, "distinct_replies": 0.02, "surprisal": 0.1, "success": 0.0}
+    assert watch(first) == watch(collapsed) == watch(collapsed) == []
+    (alike,) = watch(collapsed)
+    assert "(0.02 of them differ, 0.38 in the first iteration)" in alike and "--invalid_action_reward" in alike
     (unpaid,) = told(60, env_return=0.0, success=0.0)
     assert unpaid.startswith("the game paid no reward in the last 10 iterations") and told(9, env_return=0.0) == []
     assert told(60, env_return=-0.5) == []

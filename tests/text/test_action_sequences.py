@@ -51,7 +51,9 @@ def test_a_turn_equals_its_actions_one_by_one(name):
     assert ended  # some turns were cut by the end of an episode
 
 
-@pytest.mark.parametrize("text", ["Right", "Right || Down", "Left || Down || Left", "Up || Up || Up || Up", "Up || Jump"])
+@pytest.mark.parametrize(
+    "text", ["Right", "Right || Down", "Left || Down || Left", "Up || Up || Up || Up", "Up || Jump"]
+)
 def test_a_line_is_read_as_the_program_reads_its_action_tag(text):
     reply_format = ReplyFormat(tags=("action",), actions=ACTIONS, max_actions=3)
     parsed = reference_parse(f"<action>{text}</action>".encode(), 10, reply_format)
