@@ -43,7 +43,7 @@ from nlrl_jax.run.host_games.prompts import PromptConfig, learned_form
 from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.ms_grpo.config import IN_TURNS, AgentConfig, TranscriptConfig, TurnsConfig, map_splits
-from nlrl_jax.run.ms_grpo.token_players import player_maker, settled
+from nlrl_jax.run.ms_grpo.token_players import player_maker, settled, turn_actions_of
 from nlrl_jax.run.ms_grpo.training import EVAL_SEED
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining, as_record, limited
 from nlrl_jax.run.ms_grpo.transcripts import summarize as summarize_transcripts
@@ -162,9 +162,9 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     """
     options, limit = flags.FLAGS, Limits.of({})
     config_flags.leave_out("in a game that is played in transcripts, where a turn is one step", "max_steps", "maps")
-    turns = config_flags.parse(TurnsConfig)
+    turns, source = config_flags.parse(TurnsConfig), options.adapter if learned_form(options.adapter) else options.model
     game_options = opponent_option(options.opponent, name) | _environments()
-    game = envs.make_host(name, turn_actions=turns.turn_actions, **game_options)
+    game = envs.make_host(name, turn_actions=turn_actions_of(turns, source), **game_options)
     limits.check_horizon(game, "max_turns")
     tasks = tasks_of(game, game.kinds, -(-limit.episodes // len(game.kinds)), limit.seed)[: limit.episodes]
     warning = check_reader(options.model, name, envs.READ_BY.get(name, ""), options["model"].present)
@@ -176,7 +176,6 @@ def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]
     session = Session.for_texts(loaded.config, max(len(tasks), rows), CACHE_MB)
     network, fewest_rows = Transformer(loaded.config), min(rows, len(tasks))
     writer = LocalModel(network, variables, loaded.tokenizer, rows, kv_session=session, fewest_rows=fewest_rows)
-    source = options.adapter if learned_form(options.adapter) else options.model
     turns = settled(turns, source, loaded.tokenizer)
     prompts, room = PromptConfig(prompt=options.prompt), loaded.config.max_positions
     make_player = player_maker(game, turns, prompts, source, loaded.tokenizer, room)

@@ -36,6 +36,7 @@ def long_at_times(tasks):
     return [start._replace(observation="e " * 400 * (start.observation == "task 2") + start.observation)
             for start in reset(tasks)]
 long = dataclasses.replace(host_game, name="long", reset=long_at_times)
+word = dataclasses.replace(host_game, name="word", actions=("e", "ee"), reply_form="", read_action=None)
 mute = dataclasses.replace(host_game, name="mute", read_action=lambda text: None)
 '''
 
@@ -112,7 +113,7 @@ def test_a_run_from_before_there_were_chats_goes_on_in_lines(folder, capsys):
     path = folder / "old" / "config.json"
     stored = json.loads(path.read_text())
     assert (stored.pop("turns"), stored.pop("think")) == ("lines", "off")
-    del stored["think_tokens"], stored["episode_tokens"]
+    del stored["think_tokens"], stored["episode_tokens"], stored["turn_actions"]
     path.write_text(json.dumps(stored | {"think": False}))
     train(folder, folder / "old", "--prompt=compact", "--iterations=2", "--resume")
     assert [row["iteration"] for row in read_rows(folder / "old")] == [0, 1]
@@ -140,6 +141,18 @@ def test_a_model_plays_in_the_form_that_it_has_learned(turns, folder, tmp_path, 
         assert json.loads(played.out) == {"game": "rooms:host_game", **after}
 
 
+def test_a_model_that_has_learned_several_actions_a_reply_plays_so(folder, tmp_path, capsys):
+    train(folder, tmp_path / "run", "--game=rooms:word", "--turn_actions=2", "--iterations=1")
+    adapter, after = tmp_path / "run" / "adapter", results.read(tmp_path / "run")["after"]
+    assert json.loads((adapter / FORM).read_text())["turn_actions"] == 2
+    assert "holds 1 to 2 actions" in results.read(tmp_path / "run")["transcripts"]["after"][0]["turns"][0]["prompt"]
+    limits = ("--max_tokens=12", "--episodes=3", "--max_turns=2", "--json")
+    run("evaluate", f"--run_dir={tmp_path / 'run'}", "--json")
+    run("evaluate", f"--model={folder / 'tiny'}", f"--adapter={adapter}", "--game=rooms:word", *limits)
+    played = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert played == [{"game": "rooms:word", **after}] * 2
+
+
 def test_a_run_in_which_no_action_is_read_says_so_at_once(folder, capsys):
     train(folder, folder / "mute", "--game=rooms:mute", "--iterations=1")
     said = capsys.readouterr().out
@@ -160,6 +173,8 @@ def test_bad_input(folder):
     assert "--think_tokens does nothing with --turns lines" in wrong(tiny, "--examples=1", "--think_tokens=9")
     assert "--think_tokens does nothing with --turns lines" in wrong("--model=nano_babyai", "--think_tokens=9")
     assert "--think_tokens does nothing with --turns lines" in wrong(tiny, "--turns=lines", "--think_tokens=9")
+    assert "--turn_actions does nothing with --turns lines" in wrong(tiny, "--turns=lines", "--turn_actions=2")
+    assert "rooms takes one action a turn" in wrong(tiny, "--turn_actions=2")
     assert "Lower --max_tokens to" in wrong(tiny, "--max_tokens=250")
     assert "--episode_tokens is 5, but a turn may write 12" in wrong(tiny, "--episode_tokens=5")
 

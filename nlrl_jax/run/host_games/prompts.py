@@ -99,7 +99,7 @@ def learned_form(folder: str | os.PathLike) -> dict[str, Any]:
     return {"turns": "lines", **read_json(path)} if folder and path.is_file() else {}
 
 
-def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **notes: str) -> None:
+def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **notes: Any) -> None:
     """Notes in a fine-tuned model's folder which prompts and turns it has learned, and further `notes`."""
     prompt, examples = config.form(model)
     write_json(folder / FORM, {"prompt": prompt, "examples": examples, "turns": config.turns, **notes})

@@ -187,7 +187,8 @@ class TranscriptTraining(Training):
 
     def note_form(self, folder: pathlib.Path) -> None:
         """See `Training.note_form`."""
-        write_form(folder, self.prompts, self.config.model)
+        number = self.form.turns.turn_actions
+        write_form(folder, self.prompts, self.config.model, **({"turn_actions": number} if number > 1 else {}))
 
     def player(self, variables: Any, judged: Sampling | None = None) -> TokenPlayer:
         """Who acts with these variables: in training, or as it is `judged`."""
