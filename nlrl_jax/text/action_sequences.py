@@ -26,24 +26,24 @@ _MARKS = " \t*_`\"'.!:()[]{}<>"  # that may stand around an action
 _BETWEEN = re.compile(r"\s*(?:\|+|[,;]|[-=]+>|\u2192|\b(?:and\s+)?then\b|\band\b)\s*", re.IGNORECASE)
 
 
-def in_sequences(game: HostGame, most: int) -> HostGame:
+def in_sequences(game: HostGame, max_actions: int) -> HostGame:
     """Makes a turn of a game a sequence of its actions: the observation that follows is that after the last one.
 
     Args:
       game: one that lists its actions and reads replies in the usual form.
-      most: actions of a reply, 2 or more. Rewards of a reply's actions are added.
+      max_actions: actions of a reply, 2 or more. Rewards of a reply's actions are added.
 
     Raises:
-      ValueError: `most` is below 2, or the game has replies of its own form.
+      ValueError: `max_actions` is below 2, or the game has replies of its own form.
     """
-    if most < 2:
-        raise ValueError(f"actions of a reply are at most {most}; a sequence has 2 or more")
+    if max_actions < 2:
+        raise ValueError(f"actions of a reply are at most {max_actions}; a sequence has 2 or more")
     if not game.actions or game.read_action or game.tools or game.reply_form:
         raise ValueError(
             f"{game.name} takes one action a turn, as its replies have a form of their own; leave --turn_actions out"
         )
 
-    def read(text: str) -> str | None:
+    def read_line(text: str) -> str | None:
         line = labelled_line(text)
         parts, _ = parse(line, game.actions)
         return line if parts else None
@@ -52,12 +52,12 @@ def in_sequences(game: HostGame, most: int) -> HostGame:
         sequences, valid = [], []
         for text in texts:
             actions, is_whole = parse(text, game.actions)
-            valid.append(is_whole and len(actions) <= most)
-            sequences.append(actions[:most] or [text])
+            valid.append(is_whole and len(actions) <= max_actions)
+            sequences.append(actions[:max_actions] or [text])
         outcomes: list[Outcome | None] = [None] * len(texts)
         rewards, idle = [0.0] * len(texts), [True] * len(texts)
         states = list(states)
-        for t in range(most):
+        for t in range(max_actions):
             playing = [
                 i for i, actions in enumerate(sequences) if t < len(actions) and not (outcomes[i] and outcomes[i].done)
             ]
@@ -75,14 +75,14 @@ def in_sequences(game: HostGame, most: int) -> HostGame:
             for outcome, reward, ok, nothing in zip(outcomes, rewards, valid, idle, strict=True)
         ]
 
-    example = SEPARATOR.join(game.actions[:2])
+    sample = SEPARATOR.join(game.actions[:2])
     return dataclasses.replace(
         game,
         rules=game.rules.removesuffix(ONE_ACTION).rstrip(),
         step=step,
-        read_action=read,
-        reply_form=f'End each reply with a line that holds 1 to {most} actions, in the form "Action: {example}".',
-        max_actions_per_turn=most,
+        read_action=read_line,
+        reply_form=f'End each reply with a line that holds 1 to {max_actions} actions, in the form "Action: {sample}".',
+        max_actions_per_turn=max_actions,
     )
 
 
@@ -90,5 +90,5 @@ def parse(line: str, actions: Sequence[str]) -> tuple[list[str], bool]:
     """Reads a line as a sequence of actions: (those in it, whether it holds nothing else)."""
     words = {folded(action): action for action in actions}
     parts = [folded(part.strip(_MARKS)) for part in _BETWEEN.split(line)]
-    read = [words.get(part) for part in parts if part]
-    return [action for action in read if action], bool(read) and all(read)
+    named = [words.get(part) for part in parts if part]
+    return [action for action in named if action], bool(named) and all(named)
