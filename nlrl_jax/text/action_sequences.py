@@ -39,9 +39,8 @@ def in_sequences(game: HostGame, max_actions: int) -> HostGame:
     if max_actions < 2:
         raise ValueError(f"actions of a reply are at most {max_actions}; a sequence has 2 or more")
     if not game.actions or game.read_action or game.tools or game.reply_form:
-        raise ValueError(
-            f"{game.name} takes one action a turn, as its replies have a form of their own; leave --turn_actions out"
-        )
+        reason = "its replies have a form of their own" if game.actions else "it lists no actions"
+        raise ValueError(f"{game.name} takes one action a turn, as {reason}; give --turn_actions 1")
 
     def read_line(text: str) -> str | None:
         line = labelled_line(text)

@@ -10,6 +10,8 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.run import results
 from nlrl_jax.run.host_games.prompts import FORM
 from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.run.ms_grpo.config import TurnsConfig
+from nlrl_jax.run.ms_grpo.token_players import turn_actions_of
 from nlrl_jax.run.ms_grpo.transcripts import beginnings_of
 from nlrl_jax.weights import peft
 from tests.launch.scripts import refusal, run, tiny_model
@@ -145,6 +147,8 @@ def test_a_model_that_has_learned_several_actions_a_reply_plays_so(folder, tmp_p
     train(folder, tmp_path / "run", "--game=rooms:word", "--turn_actions=2", "--iterations=1")
     adapter, after = tmp_path / "run" / "adapter", results.read(tmp_path / "run")["after"]
     assert json.loads((adapter / FORM).read_text())["turn_actions"] == 2
+    for chosen, number in ((TurnsConfig(), 2), (TurnsConfig(turn_actions=1), 1), (TurnsConfig(turns="lines"), 1)):
+        assert turn_actions_of(chosen, str(adapter)) == number
     assert "holds 1 to 2 actions" in results.read(tmp_path / "run")["transcripts"]["after"][0]["turns"][0]["prompt"]
     limits = ("--max_tokens=12", "--episodes=3", "--max_turns=2", "--json")
     run("evaluate", f"--run_dir={tmp_path / 'run'}", "--json")

@@ -101,7 +101,7 @@ def test_the_rules_of_the_lake_name_what_the_map_shows(lake, lake_of_three):
 
 def test_games_that_take_one_action_a_turn_are_refused(lake):
     for game in (dataclasses.replace(lake, actions=()), dataclasses.replace(lake, read_action=str)):
-        with pytest.raises(ValueError, match="leave --turn_actions out"):
+        with pytest.raises(ValueError, match="takes one action a turn.*give --turn_actions 1"):
             in_sequences(game, 2)
     with pytest.raises(ValueError, match="at most 1"):
         in_sequences(lake, 1)

@@ -80,7 +80,12 @@ class TurnsConfig:
         "transcripts: tokens that an episode may write; it ends before a turn that could write more; 0: no limit",
         least=0,
     )
-    turn_actions: int = option(1, "chat: actions that a reply may hold, in games that list theirs", least=1)
+    turn_actions: int = option(
+        0,
+        "chat: actions that a reply may hold, in games that list theirs; 0: as many as the model has learned, else 1",
+        least=0,
+        before=1,
+    )
 
     def __post_init__(self):
         check(self)

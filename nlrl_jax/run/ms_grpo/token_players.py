@@ -45,13 +45,15 @@ def settled(config: TurnsConfig, model: str, tokenizer: Tokenizer) -> TurnsConfi
         asks_for_lines = any(name in flags.FLAGS and flags.FLAGS[name].present for name in IN_LINES)
         form = "lines" if asks_for_lines or not has_template else learned or "chat"
     leave_out(f"with --turns {form}", *(IN_CHAT if form == "lines" else IN_LINES))
-    return dataclasses.replace(config, turns=form, turn_actions=turn_actions_of(config, model))
+    config = dataclasses.replace(config, turns=form)
+    return dataclasses.replace(config, turn_actions=turn_actions_of(config, model))
 
 
 def turn_actions_of(config: TurnsConfig, model: str) -> int:
-    """How many actions a reply may hold: as the option says, else as the model, a name or a folder, has learned."""
-    is_chosen = "turn_actions" in flags.FLAGS and flags.FLAGS["turn_actions"].present
-    return config.turn_actions if is_chosen else learned_form(model).get("turn_actions", config.turn_actions)
+    """How many actions a reply may hold: those of the option, else as the model, a name or a folder, has learned."""
+    if config.turns == "lines":
+        return 1
+    return config.turn_actions or learned_form(model).get("turn_actions", 1)
 
 
 def player_maker(
