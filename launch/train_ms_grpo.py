@@ -105,9 +105,9 @@ PRESETS = {
 
 COMMAND = app.Command(
     SCRIPT, TrainConfig, PRESETS, several=True,
-    # its length, speed or logging, and how fast it learns
-    may_change=("iterations", "checkpoint_every", "learning_rate", "micro_batch", "remat", "mesh", "probe",
-                *IN_WORKERS),
+    # its length, speed or logging, how fast it learns, and what an invalid action costs
+    may_change=("iterations", "checkpoint_every", "learning_rate", "invalid_action_reward", "micro_batch", "remat",
+                "mesh", "probe", *IN_WORKERS),
 )  # fmt: skip
 
 

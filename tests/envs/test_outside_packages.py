@@ -64,6 +64,24 @@ def test_gem_s_fine_for_a_reply_without_a_box():
         envs.make_host("gem:game:Guess")
 
 
+def test_each_task_of_reasoning_gym_is_a_question_of_its_own():
+    pytest.importorskip("gem")
+    tasks = [("", 10_000 * seed + i) for seed in (1, 2) for i in range(300)]
+    goals = {start.goal for start in envs.make_host("gem:rg:letter_counting").reset(tasks)}
+    assert len(goals) == len(tasks)  # GEM's own pool has 500
+    pool = {start.goal for start in envs.make_host("gem:rg:letter_counting?size=5").reset(tasks[:100])}
+    assert len(pool) == 5
+
+
+def test_an_answer_that_reasoning_gym_cannot_parse_is_a_wrong_one():
+    gem = pytest.importorskip("gem")
+    game = envs.make_host("gem:rg:prime_factorization")
+    assert played(game, [r"\boxed{three times five}"]) == [("", 0.0, True, False, False)]
+    questions = gem.make("rg:prime_factorization", seed=6, size=2).ds  # of which task 3 is one
+    rewards = [played(game, [rf"\boxed{{{question['answer']}}}"])[0][1] for question in questions]
+    assert max(rewards) == 1 and min(rewards) < 1
+
+
 TEXTARENA = [
     ("textarena:GuessTheNumber-v0", "[5]", 22),
     ("textarena:FrozenLake-v0-random", "[down]", 202),

@@ -123,6 +123,18 @@ def test_a_run_from_before_there_were_chats_goes_on_in_lines(folder, capsys):
     assert "resuming with a changed iterations" in capsys.readouterr().out
 
 
+def test_fines_may_begin_when_a_run_is_resumed(folder, capsys):
+    """The episodes are those of a run without fines, and pay less."""
+    free, later, game = folder / "free", folder / "later", "--game=rooms:word"
+    train(folder, free, game, "--iterations=2", "--invalid_action_reward=0")
+    train(folder, later, game, "--iterations=1", "--invalid_action_reward=0")
+    train(folder, later, game, "--iterations=2", "--invalid_action_reward=-0.25", "--resume")
+    assert "resuming with a changed invalid_action_reward: 0.0 -> -0.25" in capsys.readouterr().out
+    (first, second), (unchanged, fined) = read_rows(free), read_rows(later)
+    assert first["return"] == unchanged["return"] and second["invalid_actions"] == fined["invalid_actions"] > 0
+    assert fined["return"] <= second["return"] - 0.25 * fined["turns"] * fined["invalid_actions"] + 1e-6
+
+
 @pytest.mark.parametrize("turns", ["lines", "chat"])
 def test_a_model_plays_in_the_form_that_it_has_learned(turns, folder, tmp_path, capsys):
     """As the run itself, with its adapter, and as an exported folder."""
