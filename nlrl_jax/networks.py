@@ -11,7 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.arrays import expect, present
+from nlrl_jax.arrays import expect, present, single_or_wider
 
 
 @flax.struct.dataclass
@@ -91,6 +91,7 @@ class Critic(nn.Module):
 def sample(key: jax.Array, out: jax.Array, log_std: jax.Array | None) -> jax.Array:
     """One action per row of what `Actor` returns: int32 [B], or float32 [B, A]. ValueError: other shapes."""
     _expect_rows(out, log_std)
+    out = single_or_wider(out)  # JAX's noise has the array's type: in bfloat16 128 values
     if log_std is None:
         return jax.random.categorical(key, out)
     return out + jnp.exp(log_std) * jax.random.normal(key, out.shape, out.dtype)
@@ -116,7 +117,7 @@ def log_prob(out: jax.Array, log_std: jax.Array | None, action: jax.Array) -> ja
     if log_std is None:
         if not jnp.issubdtype(action.dtype, jnp.integer):
             raise ValueError(f"action is {action.dtype}; a discrete one must be an integer [B]")
-        return jnp.take_along_axis(jax.nn.log_softmax(out), action[:, None], axis=-1)[:, 0]
+        return jnp.take_along_axis(jax.nn.log_softmax(single_or_wider(out)), action[:, None], axis=-1)[:, 0]
     z = (action - out) * jnp.exp(-log_std)
     return jnp.sum(-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
 
@@ -125,7 +126,7 @@ def entropy(out: jax.Array, log_std: jax.Array | None) -> jax.Array:
     """Of the policy at each row of what `Actor` returns: [B]. ValueError: other shapes."""
     _expect_rows(out, log_std)
     if log_std is None:
-        log_probs = jax.nn.log_softmax(out)
+        log_probs = jax.nn.log_softmax(single_or_wider(out))
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
     each = jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e))
     return jnp.broadcast_to(each, out.shape[:1])

@@ -116,3 +116,11 @@ def test_masks_of_integers_and_rewards_of_few_bits():
     assert returns.returns_to_go(jnp.full((3, 1), 100, jnp.uint8)).tolist() == [[300], [200], [100]]
     assert returns.gae(*[jnp.ones((0, 3))] * 4)[0].shape == (0, 3)
     assert returns.gae(*[jnp.ones((2, 1), jnp.int32)] * 4)[0].dtype == jnp.float32
+
+
+def test_actions_of_a_network_in_half_precision_are_drawn_in_single():
+    out = jnp.zeros((4000, 1000), jnp.bfloat16)
+    actions, wide = networks.sample(KEY, out, None), networks.sample(KEY, out.astype(jnp.float32), None)
+    assert actions.tolist() == wide.tolist() and actions.max() > 990
+    moves = networks.sample(KEY, out[:1], jnp.zeros(1000, jnp.bfloat16))
+    assert moves.dtype == jnp.float32 and len(np.unique(moves)) > 990  # bfloat16 normals have 128 values

@@ -2,6 +2,8 @@
 
 From a large vocabulary a token is drawn by one random number: a V-th of what the Gumbel trick of
 `jax.random.categorical` needs, whose numbers take nearly as long as the product with the head on a CPU.
+Logits of half precision are drawn from in float32: JAX's noise, and sums over a vocabulary, would have their type, by
+which most of the words could not be drawn (findings/jax_categorical_in_half_precision.sh).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from nlrl_jax.arrays import single_or_wider
 from nlrl_jax.types import Sampling
 
 LARGE = 8192  # words from which on one random number is drawn, not one for each
@@ -33,7 +36,7 @@ class DrawSampling(NamedTuple):
 def sample_draw(key: jax.Array, logits_V: jax.Array, sampling: DrawSampling) -> jax.Array:
     """One token, int32 []; `sampling` is that of one draw, without its leading axis."""
     greedy = jnp.argmax(logits_V, axis=-1)
-    scaled_V, ids_V = logits_V / jnp.where(sampling.temperature > 0, sampling.temperature, 1), None
+    scaled_V, ids_V = single_or_wider(logits_V) / jnp.where(sampling.temperature > 0, sampling.temperature, 1), None
     if sampling.top_k is not None:
         V = logits_V.shape[-1]
         scaled_V, ids_V = jax.lax.top_k(scaled_V, V)
@@ -57,6 +60,7 @@ def sample_token(
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if temperature is not None:
         greedy = jnp.argmax(logits, axis=-1)
+    logits = single_or_wider(logits)
     logits = logits / (sampling.temperature if temperature is None else jnp.where(temperature > 0, temperature, 1))
     ids = None
     if 0 < sampling.top_k < logits.shape[-1]:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nlrl_jax.arrays import single_or_wider
 from nlrl_jax.lm.cache import KeyValues, prefix_length
 from nlrl_jax.lm.generate import compute_prefix, left_pad
 from nlrl_jax.lm.score import token_log_probs
@@ -168,4 +169,4 @@ def _each(x: np.ndarray, rows: int) -> jax.Array:
 
 def move_log_probs(scores: jax.Array, legal: jax.Array, temperature: float = 1.0) -> jax.Array:
     """Computes log softmax(scores / temperature) over the legal moves, about -1e30 elsewhere: float32 [..., A]."""
-    return jax.nn.log_softmax(jnp.where(legal, scores / temperature, -1e30), axis=-1)
+    return jax.nn.log_softmax(jnp.where(legal, single_or_wider(scores) / temperature, -1e30), axis=-1)
