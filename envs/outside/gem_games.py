@@ -46,6 +46,7 @@ def host_game(name: str, max_steps: int = 0, **options) -> HostGame:
 
     is_question = name.startswith(_QUESTION)
     each_its_own = is_question and not {"seed", "size"} & options.keys()
+    unreadable = _UNREADABLE if is_question else ()
 
     def new_episode(kind: str, seed: int) -> Beginning:
         # Question i of a data set is drawn from its seed + i, and of two questions GEM takes either.
@@ -57,9 +58,7 @@ def host_game(name: str, max_steps: int = 0, **options) -> HostGame:
     def move(episode: LiveEpisode, action: str) -> Outcome:
         try:
             text, reward, terminated, truncated, info = episode.env.step(action)
-        except _UNREADABLE:
-            if not is_question:
-                raise
+        except unreadable:
             return Outcome(None, "", 0.0, done=True, valid=False)
         done = bool(terminated or truncated)
         parts = ("" if text == _END else text.strip(), "" if done else info.get("suffix", "").strip())

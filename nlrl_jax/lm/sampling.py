@@ -2,8 +2,8 @@
 
 From a large vocabulary a token is drawn by one random number: a V-th of what the Gumbel trick of
 `jax.random.categorical` needs, whose numbers take nearly as long as the product with the head on a CPU.
-Logits of half precision are drawn from in float32: JAX's noise, and sums over a vocabulary, would have their type, by
-which most of the words could not be drawn (findings/jax_categorical_in_half_precision.sh).
+Logits of half precision are drawn from in float32: Gumbel noise of their type never draws most of the words
+(findings/jax_categorical_in_half_precision.sh), and sums of their type lose some.
 """
 
 from __future__ import annotations
