@@ -297,6 +297,8 @@ def _written(choices: Choices) -> int:
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     message = f"{request.method} {request.url.path}: {getattr(error, 'detail', error)}"
+    if status == 404:  # a client of the Responses API, say, or a base URL without /v1
+        message += f"; there are {', '.join(route.path for route in request.app.routes)}"
     return JSONResponse(ApiError(status, message).as_json(), status, getattr(error, "headers", None))
 
 

@@ -67,7 +67,8 @@ def test_a_body_that_is_too_large_or_no_json():
 
 
 def test_unknown_paths_and_methods_are_json(url):
-    assert httpx.get(url + "/nothing").json()["error"]["message"] == "GET /v1/nothing: Not Found"
+    message = httpx.get(url + "/nothing").json()["error"]["message"]
+    assert message.startswith("GET /v1/nothing: Not Found; there are /v1/chat/completions, /v1/completions, /v1/models")
     answer = httpx.get(url + CHATS)
     assert answer.status_code == 405 and "error" in answer.json()
 
