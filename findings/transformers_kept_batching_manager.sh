@@ -7,10 +7,10 @@
 # call samples as the GenerationConfig says that it is given.
 # What happens: the keys and values of a prompt's full pages (256 tokens) stay, and are looked up by their tokens alone.
 # After an update of the weights a prompt of 300 tokens that was read before is read with the old weights up to its
-# 256th token and with the new ones from there on: other replies, and log-probabilities that belong to no policy. Prompts of under a page are
-# right, so a test with a short prompt passes. And the first call's config stays: do_sample and temperature of later
-# ones are ignored without a warning (a line at the level INFO says that the manager is used again); a later
-# max_new_tokens takes effect.
+# 256th token and with the new ones from there on: other replies, and log-probabilities that belong to no policy.
+# Prompts of under a page are right, so a test with a short prompt passes. And the first call's config stays: do_sample
+# and temperature of later ones are ignored without a warning (a line at the level INFO says that the manager is used
+# again); a later max_new_tokens takes effect.
 # destroy_cached_continuous_batching_manager() before a call gives what one wanted; TRL 1.16 makes a new one each time.
 # That prefix caches outlive updates is known of vLLM and SGLang, where an update or the trainer flushes them.
 # Output seen: the largest differences between generate_batch's log-probabilities and those of a forward pass,

@@ -9,8 +9,8 @@
 # a finished episode: `clipped_ratio` is 0 and it stays in the loss. So episodes are cut off by the budget with no metric
 # that says so, and a policy is paid for a goal that it never saw; one that is cut off before the goal looks as if it had
 # given up. The budget holds the environment's words, too, so long observations use it up.
-# That an overlong result is dropped is TRL's decision (pull request 5521, which expects such an episode to be a failure);
-# that the move stays, and that the episode counts as finished, was not found there.
+# That an overlong result is dropped is TRL's decision (pull request 5521, which expects such an episode to be a
+# failure); that the move stays, and that the episode counts as finished, was not found there.
 # Output seen: "places [2, 0] roles assistant, tool, assistant clipped 0.0 tokens in the loss [76, 8] advantages
 # [0.707, -0.707]" with a budget of 400 tokens, and "clipped 0.5 tokens in the loss [0, 8]" where a reply itself is cut.
 set -euo pipefail
