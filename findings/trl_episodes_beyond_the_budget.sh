@@ -37,6 +37,7 @@ tokenizer.chat_template = qwen3_chat_template
 sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
 model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), head_dim=8, max_position_embeddings=4096, **sizes))
 WALK = '<tool_call>\n{"name": "walk", "arguments": {}}\n</tool_call><|im_end|>'
+BUDGET = 400
 ROW = {"prompt": [{"role": "user", "content": "Walk to 2. "}]}
 
 
@@ -53,10 +54,10 @@ class Corridor:
         return float(self.place == 2)
 
 
-def play(budget, first_reply):
+def play(first_reply):
     """Two episodes, by a script in the place of the model: one walks whenever it is asked, the other one stays."""
     with tempfile.TemporaryDirectory() as out:
-        options = dict(mask_truncated_completions=True, max_completion_length=budget, num_generations=2)
+        options = dict(mask_truncated_completions=True, max_completion_length=BUDGET, num_generations=2)
         options |= dict(per_device_train_batch_size=2, use_cpu=True, bf16=False, report_to=[])
         trainer = GRPOTrainer(
             model,
@@ -68,7 +69,7 @@ def play(budget, first_reply):
 
         def script(prompt_ids, *args, **kwargs):
             replies = [first_reply, "I stay.<|im_end|>"][: len(prompt_ids)]
-            return [tokenizer(reply)["input_ids"][:budget] for reply in replies], None
+            return [tokenizer(reply)["input_ids"][:BUDGET] for reply in replies], None
 
         trainer._generate_single_turn = script
         batch = trainer._generate_and_score_completions([ROW, ROW])
@@ -82,10 +83,10 @@ def play(budget, first_reply):
     return places, roles, clipped, in_loss, advantages
 
 
-places, roles, clipped, in_loss, advantages = play(400, WALK)
+places, roles, clipped, in_loss, advantages = play(WALK)
 assert places == [2, 0] and roles == ["assistant", "tool", "assistant"]  # two steps were made, one was answered
 assert clipped == 0 and in_loss[0] > 0 and advantages[0] > 0.7
-_, _, clipped, in_loss, _ = play(400, "I think. " * 100)
+_, _, clipped, in_loss, _ = play("I think. " * 100)
 assert clipped == 0.5 and in_loss[0] == 0  # a reply that is cut off: counted, and left out
 PY
 CUDA_VISIBLE_DEVICES="" "$folder/venv/bin/python" "$folder/look.py" 2> /dev/null
