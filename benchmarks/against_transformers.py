@@ -2,8 +2,9 @@
 
     python -m benchmarks.against_transformers gemma-3-270m-q4_k_m.gguf
 
-Needs torch and an architecture whose GGUF files transformers reads. Both dequantise to float32. The prompts are parts
-of Python's standard library. Prints the largest difference of the 20 likeliest tokens' log-probabilities.
+Needs torch and an architecture whose GGUF files transformers reads; it drops rotary scaling (5.24,
+findings/transformers_gguf_scaled_rope.sh), so files with it are refused here. Both dequantise to float32.
+The prompts are parts of Python's standard library. Prints the largest difference of the 20 likeliest tokens' log-probabilities.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def main() -> None:
     parser.add_argument("--new_tokens", type=int, default=16)
     args = parser.parse_args()
     config, params = gguf.load(args.file)
+    if config.rope_scaling is not None:
+        parser.error(f"{args.file} has {config.rope_scaling}, which transformers would drop; take a file without it")
     model = Transformer(config)
     sampling = Sampling(max_tokens=args.new_tokens, temperature=0.0)
 
