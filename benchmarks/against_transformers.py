@@ -4,7 +4,8 @@
 
 Needs torch and an architecture whose GGUF files transformers reads; it drops rotary scaling (5.24,
 findings/transformers_gguf_scaled_rope.sh), so files with it are refused here. Both dequantise to float32.
-The prompts are parts of Python's standard library. Prints the largest difference of the 20 likeliest tokens' log-probabilities.
+The prompts are parts of Python's standard library. Prints the largest difference of the 20 likeliest
+tokens' log-probabilities.
 """
 
 from __future__ import annotations
