@@ -7,8 +7,7 @@
 # their scaling in a tensor, rope_freqs.weight; Gemma 3 from 4B on (linear, factor 8, in every sixth layer) and the
 # 128K files of Qwen2.5 and Qwen3 (YaRN) in rope.scaling.*. All three are dropped, with a line at the level INFO for the
 # keys and none for the tensor, and the model plays on with plain positions. Llama 3.1's scaling shows only in long
-# prompts: the first ten positions differ by 0.02, so a short prompt looks fine. Saving such a model writes a
-# config.json without the scaling.
+# prompts: the first ten positions differ by 0.02, so a short prompt looks fine.
 # Small random models of these forms, the largest difference of a log-probability from the model that was written:
 #   Llama, plain: 0.0000 at positions 0 to 9, 0.0000 at 500 to 599;  Llama 3.2's scaling: 0.0194 and 3.5069;
 #   Qwen2 with YaRN: 1.6632 and 3.0708;  Gemma 3, plain: 0.0000 and 0.0000;  Gemma 3, linear: 0.1319 and 0.0651
