@@ -6,10 +6,10 @@
 # What happens: all of " , . / - _ * ^" are removed from both strings before they are compared. A date's commas go, and
 # with them a number's sign and decimal point and a formula's operators, all but the plus: asked for the derivative of
 # 3x^2 + 2x - 1, a call with "3x/2 + 2x*1" is right; asked for a customer at 34.0522, -118.2437, a call with "34.0522,
-# 118.2437" is right, on another continent. As a reward this teaches nothing about the sign. That parallel calls are
-# compared greedily makes one order of four right calls wrong (parallel_178). And four questions of the live sets cannot
-# be answered: their listed answers leave out a required argument, name one that the function does not have, or list no
-# value for a required one, so that not even an empty list is right.
+# 118.2437" is right, on another continent. As a reward this teaches nothing about the sign. Of four right parallel calls
+# one order is wrong (parallel_178). And four questions of the live sets cannot be answered: their listed answers leave
+# out a required argument, name one that the function does not have, or list no value for a required one, so that not
+# even an empty list is right.
 # The removal is in the checker's docstring, what it does to signs and formulas is not; single wrong answers are known
 # upstream (issue 1169 and others). The checker is read without the clients of the models that it can ask.
 set -euo pipefail
@@ -91,13 +91,21 @@ def listed_call(task):
     return {name: {key: choice(choices) for key, choices in given.items()}}
 
 
+def unanswerable(task):
+    """Whether each call is wrong: a required argument is not listed, or has no value, or one must be that is unknown."""
+    ((name, arguments),) = ANSWERS[task]["ground_truth"][0].items()
+    schema = next(f["parameters"] for f in QUESTIONS[task]["function"] if f["name"] == name)
+    unknown = [key for key, choices in arguments.items() if key not in schema["properties"] and "" not in choices]
+    return bool(unknown or [key for key in schema["required"] if not arguments.get(key)])
+
+
 live = [task for task in QUESTIONS if task.startswith(("live_simple", "live_multiple"))]
 impossible = [task for task in sorted(live) if not right(task, listed_call(task))]
 print(f"of {len(live)} live questions, those whose listed answer is wrong:", impossible)
 expected = ["live_multiple_862-181-3", "live_multiple_964-207-0", "live_simple_106-63-0", "live_simple_112-68-0"]
 as_described = (
     formulas == [True, True, True, False] and places == [True, True, True, False] and orders == [True, False]
-    and impossible == expected
+    and impossible == expected == [task for task in sorted(live) if unanswerable(task)]
 )
 sys.exit(not as_described)
 PYTHON

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # GGUF files of models with scaled rotary positions, read by transformers 5.24.0 (torch 2.13.0, gguf 0.19.0, Python 3.11).
 #
-# One would guess: from_pretrained(..., gguf_file=...) gives the model that the file was made of, as it does for
-# Qwen2.5-0.5B and Llama 2; and a file that it cannot read is refused.
+# One would guess: from_pretrained(..., gguf_file=...) gives the model that the file was made of, and a file that
+# it cannot read is refused.
 # What happens: of all that a file says of rotary positions only the base is read. Llama 3.1 to 3.3 keep their scaling in
 # a tensor, rope_freqs.weight; Gemma 3 from 4B on (linear, factor 8, in every sixth layer) and the 128K files of Qwen2.5
 # and Qwen3 (YaRN) in rope.scaling.*. All three are dropped, with a line at the level INFO for the keys and none for the
-# tensor, and the model plays on with plain positions. Llama 3.1's scaling shows only in long prompts: the first ten
-# positions differ by 0.02, so a short prompt looks fine.
+# tensor, and the model plays on with plain positions. Llama 3.2's scaling shows in long prompts: the first ten positions
+# differ by 0.02, so a short prompt looks fine.
 # Code that reads the scaling exists for gpt-oss alone, and takes the first part of each entry for its value, which is the
-# length of the key's name: no file of gpt-oss with YaRN can be read (TypeError), and with an older numpy (2.3.5) the
-# factor is 27, the letters of "gpt-oss.rope.scaling.factor", before another error ends it.
+# length of the key's name: no file of gpt-oss with YaRN can be read (TypeError), and with numpy 2.3.5, tried by hand,
+# the factor is 27, the letters of "gpt-oss.rope.scaling.factor", before another error ends it.
 # Small random models of these forms, the largest difference of a log-probability from the model that was written:
 #   Llama, plain: 0.0000 at positions 0 to 9, 0.0000 at 500 to 599;  Llama 3.2's scaling: 0.0194 and 3.5069;
 #   Qwen2 with YaRN: 1.6632 and 3.0708;  Gemma 3, plain: 0.0000 and 0.0000;  Gemma 3, linear: 0.1319 and 0.0651
@@ -162,6 +162,7 @@ for name, (make, rope, architecture, positions, _) in CASES.items():
         ours, theirs = (m(tokens, use_cache=False).logits.log_softmax(-1)[0] for m in (written, read))
     gap = (ours - theirs).abs().amax(-1)
     differs[name] = gap[500:].max() > 0.01
+    assert differs[name] or gap.max() < 1e-4, name
     print(f"{name}: {gap[:10].max():.4f} at positions 0 to 9, {gap[500:].max():.4f} at 500 to 599")
 write_gpt_oss("gpt_oss.gguf")
 try:
