@@ -55,9 +55,9 @@ def main() -> None:
     parser.add_argument("file", type=pathlib.Path)
     parser.add_argument("--new_tokens", type=int, default=16)
     args = parser.parse_args()
+    if (scaling := gguf.read_config(args.file).rope_scaling) is not None:
+        parser.error(f"{args.file} has {scaling}, which transformers would drop; take a file without it")
     config, params = gguf.load(args.file)
-    if config.rope_scaling is not None:
-        parser.error(f"{args.file} has {config.rope_scaling}, which transformers would drop; take a file without it")
     model = Transformer(config)
     sampling = Sampling(max_tokens=args.new_tokens, temperature=0.0)
 

@@ -46,6 +46,13 @@ SIZES = dict(
 )
 
 
+def finish(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write(path, model, architecture, positions):
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -73,10 +80,7 @@ def write(path, model, architecture, positions):
         key = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}.get(key, key)
         writer.add_tensor(key, np.ascontiguousarray(array))
     positions(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def base(writer, theta=500000.0):
@@ -127,6 +131,14 @@ def gemma_model(**rope):
     )
 
 
+def write_gpt_oss(path):
+    writer = gguf.GGUFWriter(path, "gpt-oss")
+    writer.add_block_count(2)
+    yarn(writer)
+    writer.add_tensor("token_embd.weight", np.zeros((VOCAB, 64), np.float32))
+    finish(writer)
+
+
 PLAIN = dict(rope_type="default")
 LLAMA3 = dict(
     rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
@@ -139,17 +151,6 @@ CASES = {
     "Gemma 3, plain": (gemma_model, PLAIN, "gemma3", gemma, False),
     "Gemma 3, linear": (gemma_model, dict(rope_type="linear", factor=8.0), "gemma3", gemma_linear, True),
 }
-def write_gpt_oss(path):
-    writer = gguf.GGUFWriter(path, "gpt-oss")
-    writer.add_block_count(2)
-    yarn(writer)
-    writer.add_tensor("token_embd.weight", np.zeros((VOCAB, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 tokens = torch.arange(600)[None] * 7 % VOCAB
 differs = {}
 for name, (make, rope, architecture, positions, _) in CASES.items():
